@@ -1,0 +1,32 @@
+# The two commands: make demo, make test. Everything they need is installed into .venv by the rule below.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench grid clean
+
+demo: .venv/ready
+	$(BIN)/keel demo
+
+test: lint
+	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/rounds.py
+
+grid: .venv/ready
+	$(BIN)/python tools/search_digits.py
+
+clean:
+	rm -rf .venv runs
+
+# PyTorch first and by its pin: any other version may bring gigabytes of CUDA along.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

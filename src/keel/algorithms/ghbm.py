@@ -1,0 +1,61 @@
+"""Generalized heavy-ball momentum, with stateless clients.
+
+R. Zaccone, S. P. Karimireddy, C. Masone, M. Ciccone. Communication-Efficient Heterogeneous Federated Learning with
+Generalized Heavy-Ball Momentum. TMLR 2025. The rule is its Eq. "ghb_fl".
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Fraction,
+    Gradient,
+    Memory,
+    Message,
+    Report,
+    Rounds,
+    State,
+    hyperparameters,
+)
+
+
+@hyperparameters
+class GHBM(Algorithm):
+    """Every local step also takes 1/J of the server's mean step over the last tau rounds.
+
+    server:  m = (theta^{t-tau-1} - theta^{t-1}) / tau, zero until tau rounds exist
+    client:  u = g + beta m / (l J)
+
+    With tau = 1/C (the default) m speaks for all clients, not only for those of the last round; tau = 1 is
+    classical momentum. The server sends m besides theta and keeps the last tau models.
+    """
+
+    name = "ghbm"
+    title = "GHBM"
+    paper = "Zaccone et al., TMLR 2025"
+
+    beta: Fraction = 0.9
+    tau: Rounds | None = None
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        theta, tau = server["theta"], self._tau(ctx)
+        past = server.get(f"past.{tau}")
+        m = torch.zeros_like(theta) if past is None else (past - theta) / tau
+        return {"theta": theta, "m": m}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        return gradient(w) + self.beta * received["m"] / (ctx.lr * ctx.steps)
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        known = sum(name.startswith("past.") for name in server)
+        history = [server["theta"], *(server[f"past.{k}"] for k in range(1, known + 1))]
+        past = {f"past.{k}": theta for k, theta in enumerate(history[: self._tau(ctx)], start=1)}
+        return {**super().aggregate(server, reports, ctx), **past}
+
+    def _tau(self, ctx: Context) -> int:
+        return self.tau or max(1, round(ctx.period))

@@ -1,0 +1,231 @@
+"""The command. Imports what is heavy only when a command needs it, so that --help answers at once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keel.errors import KeelError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated learning that does not drift.",
+)
+
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+"""What typer raises for a wrong option; it has no public name in every version that Keel lives with."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the run folders and report.html go.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Shorter or longer than the 300 of the demo.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """FedAvg, FedAvgM, GHBM and FedHBM on handwritten digits, one class per client.
+
+    Example: keel demo
+    """
+    from keel.demo import run_demo
+    from keel.reporting.page import write_report
+
+    comparison = run_demo(out, seeds, rounds, quiet)
+    report = out / "report.html"
+    write_report(comparison, report)
+    if as_json:
+        _print_json(comparison.rows())
+        return
+    from keel.reporting.tables import terminal_table
+    from keel.terminal import console
+
+    console.print()
+    console.print("Handwritten digits, 100 clients with one class each, 10 % in a round.")
+    console.print(f"Accuracy over the last 100 rounds, mean and deviation over {seeds} seeds.\n")
+    console.print(terminal_table(comparison))
+    console.print(f"\nRuns:   {out}")
+    console.print(f"Report: {report.absolute().as_uri()}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    spec: Annotated[Path | None, typer.Argument(help="A TOML spec; without one, defaults and options.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="algorithm.name: see keel algorithms.")] = None,
+    data: Annotated[str | None, typer.Option(help="data.name")] = None,
+    model: Annotated[str | None, typer.Option(help="model.name")] = None,
+    clients: Annotated[int | None, typer.Option(help="data.clients")] = None,
+    alpha: Annotated[float | None, typer.Option(help="data.alpha: 0 is one class per client.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
+    lr: Annotated[float | None, typer.Option(help="local.lr")] = None,
+    rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial or cohort.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one below runs/.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment, from a spec or from options alone.
+
+    Example: keel run --algorithm ghbm --rounds 100 --set algorithm.tau=20
+    """
+    from keel.runs.run import free_path
+    from keel.runs.run import run as run_spec
+    from keel.runs.spec import make_spec, override, read_spec
+    from keel.terminal import watching
+
+    options = {
+        "algorithm": {"name": algorithm},
+        "data": {"name": data, "clients": clients, "alpha": alpha},
+        "model": {"name": model},
+        "rounds": rounds,
+        "local": {"lr": lr},
+        "participation": {"rate": rate},
+        "seed": seed,
+        "engine": {"name": engine},
+    }
+    table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
+    resolved = make_spec(table)
+    path = out or free_path(resolved)
+    with watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
+        ended = run_spec(resolved, out=path, hooks=[lambda record, *_: watch(0, record)])
+    _report_end(ended.path, ended.summary, as_json)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped, to the same bits as if it never had been.
+
+    Example: keel resume runs/digits-mlp-ghbm-seed0
+    """
+    from keel.runs.folder import RunFolder
+    from keel.runs.run import resume as resume_run
+    from keel.terminal import watching
+
+    spec = RunFolder.open(path).spec
+    with watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
+        ended = resume_run(path, hooks=[lambda record, *_: watch(0, record)])
+    _report_end(ended.path, ended.summary, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    baseline: Annotated[str, typer.Option(help="The algorithm whose final accuracy is the target.")] = "fedavg",
+    as_json: AsJson = False,
+) -> None:
+    """One self-contained page with the curves and the table of any number of runs.
+
+    Example: keel report runs/demo -o report.html
+    """
+    from keel.reporting.comparison import compare
+    from keel.reporting.page import write_report
+    from keel.reporting.tables import terminal_table
+    from keel.runs.batch import read_runs
+    from keel.terminal import console
+
+    comparison = compare(read_runs(runs), baseline)
+    write_report(comparison, out)
+    if as_json:
+        _print_json(comparison.rows())
+        return
+    console.print(terminal_table(comparison))
+    console.print(f"\nReport: {out.absolute().as_uri()}", soft_wrap=True)
+
+
+@app.command()
+def algorithms(as_json: AsJson = False) -> None:
+    """List the algorithms with what they send, in units of the model.
+
+    Example: keel algorithms --json
+    """
+    from keel.algorithms import REGISTRY, describe
+
+    rows = [describe(cls) for cls in REGISTRY.values()]
+    if as_json:
+        _print_json(rows)
+        return
+    from rich.table import Table
+
+    from keel.terminal import console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "paper", "keeps memory", "down", "up", "cost"):
+        table.add_column(name, justify="right" if name in ("down", "up", "cost") else "left", no_wrap=True)
+    for row in rows:
+        memory = "yes" if row["stateful"] else "no"
+        traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
+        table.add_row(row["name"], row["paper"], memory, *traffic)
+    console.print(table)
+
+
+def _with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, put over the table."""
+    for key, value in options.items():
+        if isinstance(value, dict):
+            given = {field: v for field, v in value.items() if v is not None}
+            if given:
+                below = table.get(key, {})
+                table[key] = {**below, **given} if isinstance(below, dict) else below
+        elif value is not None:
+            table[key] = value
+    return table
+
+
+def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+    from keel.reporting.tables import percent, size
+    from keel.terminal import console, errors
+
+    if as_json:
+        _print_json({**summary, "path": str(path)})
+    else:
+        traffic = size(summary["bytes_down"] + summary["bytes_up"])
+        console.print(
+            f"{summary['status']} after {summary['rounds']} rounds: accuracy {percent(summary['accuracy'])}, "
+            f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
+            soft_wrap=True,
+        )
+        console.print(f"run: {path}", soft_wrap=True)
+    if summary["status"] == "interrupted":
+        errors.print(f"stopped; go on with: keel resume {path}", soft_wrap=True)
+        raise typer.Exit(130)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def main() -> None:
+    """The entry point: a mistake of the user's is one line and exit code 2, whatever found it."""
+    try:
+        status = app(standalone_mode=False)
+    except (KeelError, USAGE_ERROR) as error:
+        message = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
+        typer.echo(f"keel: {' '.join(message.split())}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        # A full disk, a folder that cannot be written: what was saved before stays, and can be gone on with.
+        typer.echo(f"keel: {error}; what was saved before is kept (keel resume)", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("keel: stopped; the same command goes on where it was", err=True)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The shape of every federated data set: arrays that all clients share, and who holds which examples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.errors import KeelError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs with their targets, in one order."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise KeelError(
+                f"data: {len(self.inputs)} inputs but {len(self.targets)} labels; accepted: as many of each"
+            )
+        if len(self.inputs) == 0:
+            raise KeelError("data: no examples; accepted: at least one")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, indices: np.ndarray | Tensor) -> "Examples":
+        indices = torch.as_tensor(indices)
+        return Examples(self.inputs[indices], self.targets[indices])
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds what: client i holds the examples indices[offsets[i]:offsets[i + 1]]. No object per client."""
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        empty = np.flatnonzero(self.sizes == 0)
+        if len(empty):
+            raise KeelError(f"data: client {empty[0]} has no examples; accepted: at least one for each client")
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @classmethod
+    def of(cls, parts: list[np.ndarray]) -> "Partition":
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return cls(np.concatenate(parts).astype(np.int64), offsets)
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A federated classification task: each client's part of `train`, and `test` for everybody."""
+
+    name: str
+    train: Examples
+    test: Examples
+    partition: Partition
+    classes: int
+
+    def client(self, client: int) -> Examples:
+        return self.train[self.partition[client]]

@@ -1,0 +1,66 @@
+"""A torch model as one flat float32 vector: the weights are views of it, so a step is one line of arithmetic.
+
+Knows nothing of algorithms, clients or data.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from hashlib import sha256
+
+import torch
+from torch import Tensor, nn
+
+from keel.errors import KeelError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one loss per example; the mean over a minibatch is taken by Keel."""
+
+
+class FlatModel:
+    """A copy of `module` whose trainable parameters are views of the vector `weights`."""
+
+    def __init__(self, module: nn.Module):
+        _refuse_batch_statistics(module)
+        self.module = deepcopy(module)
+        trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise KeelError(f"model: {type(module).__name__} has no trainable parameters")
+        for name, parameter in trainable.items():
+            if parameter.dtype != torch.float32:
+                raise KeelError(f"model: parameter {name} is {parameter.dtype}; accepted: torch.float32")
+        self.names = list(trainable)
+        self.shapes = [p.shape for p in trainable.values()]
+        self.sizes = [p.numel() for p in trainable.values()]
+        self.parameters = list(trainable.values())
+        self.weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self._gradient = torch.empty_like(self.weights)
+        for parameter, view in zip(self.parameters, self.unflatten(self.weights).values(), strict=True):
+            parameter.data = view
+
+    @property
+    def size(self) -> int:
+        return self.weights.numel()
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Names to views of `vector`. One `split`, whose backward pass is one concatenation."""
+        parts = torch.split(vector, self.sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient of `loss` in a buffer that the next call overwrites."""
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return torch.cat([g.reshape(-1) for g in gradients], out=self._gradient)
+
+
+def fingerprint(vector: Tensor) -> str:
+    """SHA-256 of the vector's bytes: two models are equal to the bit when these are."""
+    return sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _refuse_batch_statistics(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise KeelError(
+                f"model: {name or type(part).__name__} is batch normalisation, whose running statistics "
+                "are no parameters and would not be federated; accepted: nn.GroupNorm or nn.LayerNorm in its place"
+            )

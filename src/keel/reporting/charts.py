@@ -1,0 +1,66 @@
+"""Charts of a comparison, as Vega-Lite through Altair. Colours tell methods apart for colour-blind eyes too."""
+
+from typing import Any
+
+import altair as alt
+
+from keel.reporting.comparison import Comparison
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D1F"]
+DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
+
+
+def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt.FacetChart:
+    """Accuracy over rounds or over bytes: the mean of the seeds, the band from the lowest to the highest of them.
+
+    A click in the legend picks a method; the dashed line is the target.
+    """
+    unit, divisor = _unit(comparison) if over == "bytes" else ("", 1)
+    values = [
+        {
+            "method": method.label,
+            "x": (float(method.bytes[i]) / divisor) if over == "bytes" else int(method.rounds[i]),
+            "accuracy": round(float(column.mean()), 4),
+            "low": round(float(column.min()), 4),
+            "high": round(float(column.max()), 4),
+        }
+        for method in comparison.methods
+        for i, column in enumerate(method.accuracy.T)
+    ]
+    labels = [method.label for method in comparison.methods]
+    pick = alt.selection_point(fields=["method"], bind="legend")
+    base = alt.Chart(alt.InlineData(values=values)).encode(
+        x=alt.X("x:Q", title=f"{unit} sent, up and down" if over == "bytes" else "round"),
+        color=alt.Color("method:N", title=None, scale=alt.Scale(domain=labels, range=_cycle(COLOURS, labels))),
+        opacity=alt.condition(pick, alt.value(1.0), alt.value(0.12)),
+    )
+    band = base.mark_area().encode(
+        y=alt.Y("low:Q", title="test accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+        y2="high:Q",
+        opacity=alt.condition(pick, alt.value(0.13), alt.value(0.03)),
+    )
+    line = base.mark_line(strokeWidth=2).encode(
+        y="accuracy:Q",
+        strokeDash=alt.StrokeDash("method:N", title=None, scale=alt.Scale(domain=labels, range=_cycle(DASHES, labels))),
+        tooltip=[
+            alt.Tooltip("method:N"),
+            alt.Tooltip("x:Q", title=unit or "round", format=",.3~f"),
+            alt.Tooltip("accuracy:Q", format=".1%"),
+            alt.Tooltip("low:Q", title="lowest seed", format=".1%"),
+            alt.Tooltip("high:Q", title="highest seed", format=".1%"),
+        ],
+    )
+    layers = [band, line.add_params(pick)]
+    if comparison.target is not None:
+        target = alt.Chart(alt.InlineData(values=[{"target": comparison.target}]))
+        layers.append(target.mark_rule(strokeDash=[4, 4], color="#888888").encode(y="target:Q"))
+    return alt.layer(*layers).properties(width="container", height=320)
+
+
+def _unit(comparison: Comparison) -> tuple[str, int]:
+    most = max(float(method.bytes[-1]) for method in comparison.methods)
+    return next(((u, d) for u, d in (("GB", 10**9), ("MB", 10**6)) if most >= d), ("kB", 10**3))
+
+
+def _cycle(values: list[Any], labels: list[str]) -> list[Any]:
+    return [values[i % len(values)] for i in range(len(labels))]

@@ -1,0 +1,37 @@
+"""The report: one HTML file that opens offline in any browser."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import vl_convert
+from jinja2 import Environment
+from markupsafe import Markup
+
+from keel.reporting.charts import curves
+from keel.reporting.comparison import Comparison
+from keel.reporting.tables import COLUMNS, cells, percent
+
+
+def write_report(comparison: Comparison, path: Path) -> None:
+    """Curves over rounds and over bytes, and the table, with all that the page needs inside it."""
+    template = Environment(autoescape=True).from_string(
+        files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+    )
+    charts = {over: curves(comparison, over).to_dict() for over in ("rounds", "bytes")}
+    first = comparison.methods[0].spec
+    page = template.render(
+        title=f"{first.data.name}, {first.model.name}",
+        setting=(
+            f"seeds {', '.join(map(str, comparison.methods[0].seeds))}; {first.rounds} rounds; "
+            f"{100 * first.participation.rate:g} % of the clients in a round"
+        ),
+        target=None if comparison.target is None else percent(comparison.target),
+        baseline=comparison.baseline.label if comparison.baseline else None,
+        columns=COLUMNS,
+        rows=cells(comparison),
+        charts=Markup(json.dumps(charts).replace("<", "\\u003c")),
+        vega=Markup(vl_convert.javascript_bundle()),  # type: ignore[call-arg]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")

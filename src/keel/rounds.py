@@ -1,0 +1,153 @@
+"""The loop: sample, broadcast, train, aggregate, evaluate, tell the hooks. Knows no algorithm, engine or file."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from keel.algorithms.base import ClientContext, Memory, Message, Report, State
+from keel.client import ClientResult, LocalWork
+from keel.engines import Problem, RoundWork, make_engine
+from keel.evaluation import Evaluator
+from keel.params import FlatModel
+from keel.runs.spec import Spec
+from keel.sampling import Cyclic, Sampler, Uniform, Weighted
+from keel.schedules import learning_rate
+from keel.task import Task
+
+Record = dict[str, Any]
+"""What a round was: a line of metrics.jsonl. Never a time, so that equal runs have equal records."""
+
+
+@dataclass
+class Position:
+    """All that is needed to go on: the round that was finished last, the server's state, the clients' memories."""
+
+    round: int
+    server: State
+    memories: dict[int, Memory] = field(default_factory=dict)
+
+
+Hook = Callable[[Record, Position, float], None]
+"""Called after each round with its record, the position after it and the seconds it took."""
+
+
+class Training:
+    """One run of one spec on one task, from any position."""
+
+    def __init__(self, spec: Spec, task: Task):
+        self.spec, self.task = spec, task
+        local = spec.local
+        work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
+        self.engine = make_engine(spec.engine.name, Problem(task, spec.algorithm, work, spec.seed))
+        self.sampler = make_sampler(spec, task)
+        self.evaluate = Evaluator(task)
+        self.initial = FlatModel(task.module).weights
+
+    @property
+    def parameters(self) -> int:
+        return self.initial.numel()
+
+    def start(self) -> Position:
+        return Position(0, self.spec.algorithm.init_server(self.initial))
+
+    def run(self, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool] = lambda: False) -> str:
+        """Runs what is left; the answer is finished, diverged or (when `stop` said so) interrupted."""
+        while position.round < self.spec.rounds:
+            began = perf_counter()
+            record = self._round(position)
+            for hook in hooks:
+                hook(record, position, perf_counter() - began)
+            if record.get("diverged"):
+                return "diverged"
+            if stop() and position.round < self.spec.rounds:
+                return "interrupted"
+        return "finished"
+
+    def _round(self, position: Position) -> Record:
+        algorithm, t = self.spec.algorithm, position.round + 1
+        cohort = self.sampler.cohort(t)
+        ctx = self._context(t, len(cohort))
+        received = algorithm.broadcast(position.server, ctx)
+        memories = [position.memories.get(int(c)) or algorithm.init_client(self.initial) for c in cohort]
+        traffic = {"bytes_down": len(cohort) * size_in_bytes(received), "bytes_up": 0}
+        losses: list[float] = []
+        results = self.engine.train(RoundWork(cohort, received, memories, ctx))
+        reports = self._receive(cohort, results, position.memories, traffic, losses)
+        position.server = algorithm.aggregate(position.server, reports, ctx)
+        position.round = t
+        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic}
+        record["train_loss"] = _finite(float(np.mean(losses)))
+        theta = position.server["theta"]
+        if not torch.isfinite(theta).all():
+            return {**record, "diverged": True}
+        if self._due(t):
+            quality = self.evaluate(theta)
+            if not isfinite(quality["test_loss"]):
+                return {**record, "diverged": True}
+            record.update(quality)
+        return record
+
+    def _receive(
+        self,
+        cohort: np.ndarray,
+        results: Iterator[ClientResult],
+        memories: dict[int, Memory],
+        traffic: dict[str, int],
+        losses: list[float],
+    ) -> Iterator[Report]:
+        """The reports as they come, in the order of the cohort; what the clients keep is put away on the way."""
+        weights = self._weights(cohort)
+        for client, weight, result in zip(cohort.tolist(), weights, results, strict=True):
+            if result.memory:
+                memories[client] = result.memory
+            traffic["bytes_up"] += size_in_bytes(result.message)
+            losses.append(float(result.loss))
+            yield Report(result.message, weight, result.steps)
+
+    def _weights(self, cohort: np.ndarray) -> list[float]:
+        if self.spec.server.weighting == "uniform":
+            return [1 / len(cohort)] * len(cohort)
+        sizes = self.task.data.partition.sizes[cohort]
+        return (sizes / sizes.sum()).tolist()
+
+    def _context(self, t: int, cohort: int) -> ClientContext:
+        spec = self.spec
+        return ClientContext(
+            round=t,
+            clients=self.sampler.clients,
+            cohort=cohort,
+            period=self.sampler.period,
+            lr=learning_rate(spec.local.lr, spec.local.schedule, spec.local.decay, t, spec.rounds),
+            server_lr=learning_rate(spec.server.lr, spec.server.schedule, spec.server.decay, t, spec.rounds),
+            steps=0,  # each client's own are put in where it is trained
+        )
+
+    def _due(self, t: int) -> bool:
+        spec = self.spec.evaluation
+        return t % spec.every == 0 or t > self.spec.rounds - spec.last
+
+
+def make_sampler(spec: Spec, task: Task) -> Sampler:
+    sizes = task.data.partition.sizes
+    clients = len(sizes)
+    size = max(1, round(spec.participation.rate * clients))
+    match spec.participation.sampler:
+        case "uniform":
+            return Uniform(clients, size, spec.seed)
+        case "cyclic":
+            return Cyclic(clients, size, spec.seed)
+        case "weighted":
+            return Weighted(size, sizes, spec.seed)
+
+
+def size_in_bytes(message: Message) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in message.values())
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
