@@ -18,6 +18,7 @@ from keel.rounds import Record, Training
 from keel.runs.spec import Spec, make_spec
 from keel.task import Task, make_task
 
+torch.set_num_threads(1)
 settings.register_profile("keel", deadline=None, max_examples=60)
 settings.load_profile("keel")
 

@@ -45,14 +45,14 @@ def demo(
     if as_json:
         _print_json(comparison.rows())
         return
-    from keel.reporting.tables import terminal_table
+    from keel.reporting.tables import explanation, terminal_table
     from keel.terminal import console
 
     console.print()
-    console.print("Handwritten digits, 100 clients with one class each, 10 % in a round.")
-    console.print(f"Accuracy over the last 100 rounds, mean and deviation over {seeds} seeds.\n")
+    console.print(f"Handwritten digits, 100 clients with one class each, 10 % in a round, {seeds} seeds.\n")
     console.print(terminal_table(comparison))
-    console.print(f"\nRuns:   {out}")
+    console.print(f"\n{explanation(comparison)}\n")
+    console.print(f"Runs:   {out}")
     console.print(f"Report: {report.absolute().as_uri()}", soft_wrap=True)
 
 
@@ -125,6 +125,7 @@ def resume(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG files.")] = None,
     baseline: Annotated[str, typer.Option(help="The algorithm whose final accuracy is the target.")] = "fedavg",
     as_json: AsJson = False,
 ) -> None:
@@ -133,18 +134,21 @@ def report(
     Example: keel report runs/demo -o report.html
     """
     from keel.reporting.comparison import compare
-    from keel.reporting.page import write_report
-    from keel.reporting.tables import terminal_table
+    from keel.reporting.page import write_charts, write_report
+    from keel.reporting.tables import explanation, terminal_table
     from keel.runs.batch import read_runs
     from keel.terminal import console
 
     comparison = compare(read_runs(runs), baseline)
     write_report(comparison, out)
+    if charts is not None:
+        write_charts(comparison, charts)
     if as_json:
         _print_json(comparison.rows())
         return
     console.print(terminal_table(comparison))
-    console.print(f"\nReport: {out.absolute().as_uri()}", soft_wrap=True)
+    console.print(f"\n{explanation(comparison)}\n")
+    console.print(f"Report: {out.absolute().as_uri()}", soft_wrap=True)
 
 
 @app.command()

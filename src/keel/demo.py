@@ -18,7 +18,7 @@ def run_demo(out: Path, seeds: int, rounds: int | None, quiet: bool) -> Comparis
         make_spec({**table, "algorithm": {"name": name}, "seed": seed}) for name in METHODS for seed in range(seeds)
     ]
     jobs = [Job(spec, out / spec.label) for spec in specs]
-    labels = [f"{spec.algorithm.title} seed {spec.seed}" for spec in specs]
+    labels = [spec.algorithm.title for spec in specs]
     with watching(labels, [spec.rounds for spec in specs], quiet) as watch:
         run_all(jobs, os.cpu_count() or 1, watch)
     return compare([RunFolder.open(job.path) for job in jobs])

@@ -1,62 +1,86 @@
 """What people see while work goes on: bars in a terminal, plain lines in a pipe, nothing when quiet."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from keel.rounds import Record
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
-
-class Watcher(Protocol):
-    def __call__(self, number: int, record: Record) -> None:
-        """Hears of a round of run `number`."""
+Watcher = Callable[[int, Record], None]
+"""Hears of a round of run number so-and-so."""
 
 
 @contextmanager
 def watching(labels: list[str], rounds: list[int], quiet: bool = False) -> Iterator[Watcher]:
-    """A watcher for several runs at once; output goes to standard error, so that results can be piped."""
+    """A watcher of several runs; those of one label share a bar. It writes to standard error, not among results."""
     if quiet:
         yield lambda number, record: None
-    elif errors.is_terminal:
+        return
+    totals = dict.fromkeys(labels, 0)
+    for label, total in zip(labels, rounds, strict=True):
+        totals[label] += total
+    if errors.is_terminal:
         with _bars() as bars:
-            tasks = [
-                bars.add_task(label, total=total, accuracy="") for label, total in zip(labels, rounds, strict=True)
-            ]
-            yield lambda number, record: _advance(bars, tasks[number], record)
+            yield _Watched(labels, _Bars(bars, totals))
     else:
-        yield lambda number, record: _print_line(labels[number], rounds[number], record)
+        yield _Watched(labels, _Lines(totals))
+
+
+class _Watched:
+    """Adds up the rounds of the runs that share a label."""
+
+    def __init__(self, labels: list[str], show: Callable[[str, int, str], None]):
+        self.labels, self.show = labels, show
+        self.done = [0] * len(labels)
+
+    def __call__(self, number: int, record: Record) -> None:
+        self.done[number] = record["round"]
+        label = self.labels[number]
+        done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
+        state = f"{100 * record['accuracy']:5.1f} %" if "accuracy" in record else ""
+        self.show(label, done, "diverged" if record.get("diverged") else state)
+
+
+class _Bars:
+    def __init__(self, bars: Progress, totals: dict[str, int]):
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {
+            label: bars.add_task(label, total=total, state="") for label, total in totals.items()
+        }
+
+    def __call__(self, label: str, done: int, state: str) -> None:
+        task = self.tasks[label]
+        self.bars.update(task, completed=done)
+        if state:
+            self.bars.update(task, state=state)
+
+
+class _Lines:
+    """Ten lines for each label."""
+
+    def __init__(self, totals: dict[str, int]):
+        self.totals = totals
+        self.tenths = dict.fromkeys(totals, 0)
+
+    def __call__(self, label: str, done: int, state: str) -> None:
+        tenths = 10 * done // self.totals[label]
+        if tenths > self.tenths[label] or state == "diverged":
+            self.tenths[label] = tenths
+            errors.print(f"{label}: {done} of {self.totals[label]} rounds {state}".rstrip())
 
 
 def _bars() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}", justify="right"),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+        TextColumn("{task.fields[state]}", justify="right"),
         TimeRemainingColumn(compact=True),
         console=errors,
         expand=True,
     )
-
-
-def _advance(bars: Progress, task: object, record: Record) -> None:
-    accuracy = {"accuracy": f"{100 * record['accuracy']:.1f} %"} if "accuracy" in record else {}
-    if record.get("diverged"):
-        accuracy = {"accuracy": "diverged"}
-    bars.update(task, completed=record["round"], **accuracy)  # type: ignore[arg-type]
-
-
-def _print_line(label: str, rounds: int, record: Record) -> None:
-    """Ten lines a run, and the last."""
-    t = record["round"]
-    if record.get("diverged"):
-        errors.print(f"{label}: round {t} of {rounds}, diverged")
-    elif t == rounds or t % max(1, rounds // 10) == 0:
-        accuracy = f", accuracy {100 * record['accuracy']:.1f} %" if "accuracy" in record else ""
-        errors.print(f"{label}: round {t} of {rounds}{accuracy}")

@@ -1,6 +1,7 @@
 """The registry: every algorithm in this folder by name, and a user's own by "module:Class"."""
 
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -36,7 +37,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 def make_algorithm(name: str, **settings: Any) -> Algorithm:
     """The algorithm with these hyper-parameters; a wrong one is a KeelError that names it."""
     cls = algorithm_class(name)
-    accepted = list(cls.__dataclass_fields__)
+    accepted = [field.name for field in fields(cls)]
     for setting in settings:
         if setting not in accepted:
             raise unknown(f"algorithm ({name})", setting, accepted or ["name alone: it has no hyper-parameters"])

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from keel.reporting.charts import curves
 from keel.reporting.comparison import Comparison
-from keel.reporting.tables import COLUMNS, cells, percent
+from keel.reporting.tables import COLUMNS, cells, explanation
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
@@ -26,8 +26,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
             f"seeds {', '.join(map(str, comparison.methods[0].seeds))}; {first.rounds} rounds; "
             f"{100 * first.participation.rate:g} % of the clients in a round"
         ),
-        target=None if comparison.target is None else percent(comparison.target),
-        baseline=comparison.baseline.label if comparison.baseline else None,
+        explanation=explanation(comparison),
         columns=COLUMNS,
         rows=cells(comparison),
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),
@@ -35,3 +34,15 @@ def write_report(comparison: Comparison, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
+
+
+def write_charts(comparison: Comparison, folder: Path) -> None:
+    """Each chart as an SVG file, for a paper or a README."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for over in ("rounds", "bytes"):
+        chart = (
+            curves(comparison, over)
+            .properties(width=640)
+            .configure_legend(orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1, symbolStrokeWidth=2.5)
+        )
+        (folder / f"accuracy-over-{over}.svg").write_text(vl_convert.vegalite_to_svg(chart.to_dict()), encoding="utf-8")

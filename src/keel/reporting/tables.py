@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from keel.reporting.comparison import Comparison
+from keel.reporting.comparison import WINDOW, Comparison
 
 
 def percent(value: float | None) -> str:
@@ -28,9 +28,19 @@ def accuracy(row: dict[str, Any]) -> str:
 
 
 def saving(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return "" if value == 0 else f"{-100 * value:+.0f} %"
+    """A share that was saved; below zero where it cost more."""
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def explanation(comparison: Comparison) -> str:
+    """What the columns mean, in a sentence or two."""
+    words = "Accuracy: each seed's average over the last rounds, then mean ± deviation over the seeds."
+    if comparison.baseline and comparison.target is not None:
+        words += (
+            f" Rounds and bytes: until the average over {WINDOW} rounds stands at {percent(comparison.target)}, "
+            f"the final accuracy of {comparison.baseline.label}."
+        )
+    return words
 
 
 COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
@@ -52,8 +62,7 @@ def cells(comparison: Comparison) -> list[list[str]]:
 
 
 def terminal_table(comparison: Comparison) -> Table:
-    target = "" if comparison.target is None else f"rounds and bytes until {percent(comparison.target)} is reached"
-    table = Table(caption=target, caption_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, name in enumerate(COLUMNS):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in cells(comparison):

@@ -1,0 +1,114 @@
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keel import KeelError, make_spec
+from keel.reporting.comparison import compare
+from keel.reporting.page import write_charts, write_report
+from keel.reporting.tables import explanation, saving, size
+from keel.runs.batch import read_runs
+from keel.runs.folder import RunFolder
+
+
+def made_up(
+    path: Path, curve: list[float], per_round: int, final: float | None, status: str = "finished", **table: object
+) -> RunFolder:
+    """A run folder with these accuracies, one per round."""
+    folder = RunFolder.create(path, make_spec({"rounds": len(curve), **table}), "serial")
+    for t, accuracy in enumerate(curve, start=1):
+        record = {"round": t, "cohort": [0], "bytes_down": per_round, "bytes_up": per_round, "accuracy": accuracy}
+        folder.append(record, 0.1)
+    folder.finish({"status": status, "accuracy": final})
+    return folder
+
+
+def algorithm(name: str, **settings: object) -> dict[str, object]:
+    return {"algorithm": {"name": name, **settings}}
+
+
+def test_statistics_are_those_of_numpy(tmp_path: Path) -> None:
+    finals = [0.81, 0.85, 0.79]
+    for seed, final in enumerate(finals):
+        made_up(tmp_path / str(seed), [0.5, final], 10, final, seed=seed, **algorithm("fedavg"))
+    row = compare(read_runs([tmp_path])).rows()[0]
+    assert row["accuracy_mean"] == pytest.approx(np.mean(finals))
+    assert row["accuracy_std"] == pytest.approx(np.std(finals, ddof=1))
+    assert row["seeds"] == 3
+
+
+def test_rounds_and_bytes_to_the_baselines_final_accuracy(tmp_path: Path) -> None:
+    slow = [t / 100 for t in range(1, 101)]
+    fast = [min(1.0, t / 50) for t in range(1, 101)]
+    made_up(tmp_path / "a", slow, 10, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", fast, 15, 1.0, **algorithm("ghbm"))
+    base, other = compare(read_runs([tmp_path])).rows()
+    # the average of the last 20 rounds is that of round t - 9.5
+    expected_slow = next(t for t in range(20, 101) if statistics.fmean(slow[t - 20 : t]) >= 0.5)
+    expected_fast = next(t for t in range(20, 101) if statistics.fmean(fast[t - 20 : t]) >= 0.5)
+    assert (base["rounds_to_target"], base["bytes_to_target"]) == (expected_slow, 20 * expected_slow)
+    assert (other["rounds_to_target"], other["bytes_to_target"]) == (expected_fast, 30 * expected_fast)
+    assert other["rounds_saved"] == pytest.approx(1 - expected_fast / expected_slow)
+    assert other["bytes_saved"] == pytest.approx(1 - 30 * expected_fast / (20 * expected_slow))
+
+
+def test_a_lucky_round_does_not_count(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.1] * 30 + [0.6] * 30, 1, 0.6, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.1] * 10 + [0.9] + [0.1] * 49, 1, 0.1, **algorithm("ghbm"))
+    assert compare(read_runs([tmp_path])).rows()[1]["rounds_to_target"] is None
+
+
+def test_a_diverged_method_is_marked_and_does_not_hide_the_others(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5, 0.6], 1, 0.6, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.2], 1, None, "diverged", **algorithm("ghbm"))
+    rows = compare(read_runs([tmp_path])).rows()
+    assert [row["status"] for row in rows] == ["finished", "diverged"]
+    assert rows[1]["accuracy_mean"] is None
+
+
+def test_labels_tell_settings_apart_only_where_they_must(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.5], 1, 0.5, **algorithm("ghbm", tau=5))
+    made_up(tmp_path / "c", [0.5], 1, 0.5, **algorithm("ghbm", tau=10))
+    labels = [method.label for method in compare(read_runs([tmp_path])).methods]
+    assert labels == ["FedAvg", "GHBM tau=5", "GHBM tau=10"]
+
+
+def test_without_the_baseline_there_is_no_target(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
+    comparison = compare(read_runs([tmp_path]))
+    assert comparison.target is None
+    assert "Rounds and bytes" not in explanation(comparison)
+
+
+def test_a_run_that_was_not_evaluated_yet_is_said_to_be_so(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "a", make_spec({}), "serial")
+    with pytest.raises(KeelError, match="not been evaluated yet"):
+        compare(read_runs([tmp_path]))
+
+
+def test_the_page_holds_all_it_needs_and_text_stays_text(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5, 0.6], 1, 0.6, **algorithm("fedavg"))
+    comparison = compare(read_runs([tmp_path / "a"]))
+    hostile = "</script><img src=x onerror=alert(1)>"
+    object.__setattr__(comparison.methods[0], "label", hostile)
+    write_report(comparison, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert hostile not in page
+    assert "&lt;img src=x" in page
+    assert 'src="http' not in page
+    assert "vegaEmbed" in page
+
+
+def test_charts_are_written_as_svg(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5, 0.6], 1, 0.6, **algorithm("fedavg"))
+    write_charts(compare(read_runs([tmp_path / "a"])), tmp_path / "charts")
+    assert (tmp_path / "charts/accuracy-over-rounds.svg").read_text().startswith("<svg")
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [size(n) for n in (5, 5_000, 5_100_000, 5_200_000_000, None)] == ["5 B", "5.0 kB", "5.1 MB", "5.2 GB", "-"]
+    assert [saving(x) for x in (0.5, -0.25, None)] == ["50 %", "-25 %", "-"]
+    assert json.dumps([saving(0.0)]) == '["0 %"]'

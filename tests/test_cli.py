@@ -1,0 +1,172 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import Called
+
+Keel = Callable[..., Called]
+
+
+def test_run_from_options_alone(keel: Keel, tmp_path: Path) -> None:
+    called = keel("run", "--algorithm", "ghbm", "--rounds", "20", "--set", "algorithm.tau=20", "--json")
+    assert called.code == 0
+    summary = json.loads(called.out)
+    assert summary["path"] == "runs/digits-mlp-ghbm-seed0"
+    assert {"status", "rounds", "accuracy", "bytes_down", "bytes_up", "seconds", "engine", "seed", "model_sha256"} <= (
+        summary.keys()
+    )
+    assert "tau = 20" in (tmp_path / summary["path"] / "spec.toml").read_text()
+    assert "GHBM: 20 of 20 rounds" in called.err
+
+
+def test_run_from_a_spec_with_overrides(keel: Keel, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text('rounds = 5\n[algorithm]\nname = "fedhbm"\n[local]\nbatch = 4\n')
+    called = keel("run", "spec.toml", "--seed", "3", "--lr", "0.05", "--out", "here", "--quiet")
+    assert called.code == 0
+    assert called.err == ""
+    assert called.out.startswith("finished after 5 rounds: accuracy ")
+    written = (tmp_path / "here" / "spec.toml").read_text()
+    assert "seed = 3" in written
+    assert "lr = 0.05" in written
+    assert "batch = 4" in written
+
+
+def test_a_resolved_spec_gives_the_same_run_again(keel: Keel, tmp_path: Path) -> None:
+    one = json.loads(keel("run", "--rounds", "5", "--json", "--quiet").out)
+    two = json.loads(keel("run", Path(one["path"]) / "spec.toml", "--json", "--quiet").out)
+    assert one["model_sha256"] == two["model_sha256"]
+    assert two["path"] == one["path"] + "-2"
+
+
+def test_the_users_own_arrays(keel: Keel, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    np.save(tmp_path / "x.npy", rng.normal(size=(60, 4)) + labels[:, None])
+    np.save(tmp_path / "y.npy", labels)
+    np.save(tmp_path / "who.npy", np.repeat(["anna", "ben", "cleo", "dan"], 15))
+    files = ["data.inputs=x.npy", "data.labels=y.npy", "data.test_inputs=x.npy", "data.test_labels=y.npy"]
+    options = [word for file in files for word in ("--set", file)]
+    common = ["run", "--data", "arrays", *options, "--rounds", "3", "--set", "participation.rate=0.5", "--quiet"]
+    by_key = [*common, "--set", "data.keys=who.npy", "--set", "data.partition=key", "--json"]
+    called = keel(*by_key)
+    assert called.code == 0, called.err
+    assert json.loads(called.out)["status"] == "finished"
+
+    np.save(tmp_path / "y.npy", labels[:50])
+    called = keel(*by_key, "--out", "wrong")
+    assert (called.code, called.err) == (
+        2,
+        "keel: data.labels: 50 labels for 60 inputs; accepted: one label for each input\n",
+    )
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_pickle_in_place_of_an_array_is_not_opened(keel: Keel, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    names = ("inputs", "labels", "test_inputs", "test_labels")
+    options = [word for name in names for word in ("--set", f"data.{name}=x.npy")]
+    called = keel("run", "--data", "arrays", "--clients", "2", *options)
+    assert called.code == 2
+    assert "data.inputs" in called.err
+    assert "is not a .npy array of numbers" in called.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nowhere.toml"], "no file 'nowhere.toml'"),
+        (["run", "--algorithm", "fedagv"], "did you mean 'fedavg'?"),
+        (["run", "--set", "participation.rate=0"], "participation.rate: input should be greater than 0, not 0"),
+        (["run", "--set", "algorithm.tau=0"], "algorithm.tau"),
+        (["run", "--clients", "5000"], "5000 clients for 1500 training examples; accepted: 1 to 1500"),
+        (["run", "--clients", "7"], "cannot cover 10 classes"),
+        (["run", "--set", "model.hidden=[0]"], "model.hidden.0: input should be greater than or equal to 1, not 0"),
+        (["run", "--set", "model.hidden=many"], "model.hidden"),
+        (["run", "--rounds", "x"], "--rounds"),
+        (["run", "--nonsense"], "--nonsense"),
+        (["resume", "nowhere"], "'nowhere' is not a run folder"),
+        (["report", "nowhere"], "'nowhere' is not a run folder"),
+        (["report"], "Missing argument"),
+        (["demo", "--seeds", "0"], "--seeds"),
+        (["fly"], "fly"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_nothing_written(
+    keel: Keel, arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    called = keel(*arguments)
+    assert called.code == 2
+    assert called.err.startswith("keel: ")
+    assert called.err.count("\n") == 1
+    assert words in called.err
+    assert called.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spec_that_is_not_toml_is_one_line(keel: Keel, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text("rounds = = 3")
+    called = keel("run", "spec.toml")
+    assert called.code == 2
+    assert "is not TOML" in called.err
+    assert called.err.count("\n") == 1
+
+
+def test_algorithms_as_json(keel: Keel) -> None:
+    rows = {row["name"]: row for row in json.loads(keel("algorithms", "--json").out)}
+    for row in rows.values():
+        assert row.keys() == {"name", "title", "paper", "stateful", "down", "up", "relative_cost"}
+    assert {name: row["relative_cost"] for name, row in rows.items()}.items() >= {
+        "fedavg": 1.0, "fedavgm": 1.0, "ghbm": 1.5, "localghbm": 1.0, "fedhbm": 1.0,
+    }.items()  # fmt: skip
+    assert [name for name, row in rows.items() if row["stateful"]] == ["fedhbm", "localghbm"]
+
+
+def test_algorithms_fit_a_terminal(keel: Keel) -> None:
+    out = keel("algorithms").out
+    assert "fedhbm" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_an_algorithm_of_the_users_own_by_name(keel: Keel, tmp_path: Path) -> None:
+    own = Path(__file__).parent / "contract" / "own.py"
+    (tmp_path / "my_algorithms.py").write_text(own.read_text())
+    options = ["--algorithm", "my_algorithms:Lookahead", "--set", "algorithm.lean=0.2", "--rounds", "3", "--quiet"]
+    called = keel("run", *options, "--out", "run")
+    assert called.code == 0, called.err
+    assert keel("resume", "run").code == 0
+
+
+def test_demo_writes_its_rows_its_runs_and_its_report(keel: Keel, tmp_path: Path) -> None:
+    called = keel("demo", "--seeds", "2", "--rounds", "12", "--json", "--quiet")
+    assert called.code == 0, called.err
+    rows = json.loads(called.out)
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedavgm", "ghbm", "fedhbm"]
+    assert rows[0].keys() >= {
+        "algorithm", "accuracy_mean", "accuracy_std", "rounds_to_target", "bytes_to_target",
+    }  # fmt: skip
+    assert len(list((tmp_path / "runs/demo").glob("*/summary.json"))) == 8
+    assert (tmp_path / "runs/demo/report.html").stat().st_size > 100_000
+    again = keel("demo", "--seeds", "2", "--rounds", "12")
+    assert "file://" in again.out
+    assert again.err == ""  # nothing was run a second time
+
+
+def test_help_does_not_wait_for_pytorch() -> None:
+    code = "import sys, keel.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_public_names_are_all_there() -> None:
+    import keel
+
+    for name in keel.__all__:
+        assert getattr(keel, name) is not None
+    assert set(keel.__all__) == set(keel._HOMES)
+    with pytest.raises(AttributeError):
+        _ = keel.nonsense

@@ -1,0 +1,77 @@
+"""Every command and snippet in the documents runs, and what they say of the code is so."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keel import make_spec
+from keel.algorithms import REGISTRY
+from keel.runs.spec import Spec, defaults
+from tests.conftest import Called
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ELSEWHERE = ("make ", ". .venv/")  # CI runs make itself
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_blocks_run(document: Path, keel: Callable[..., Called], tmp_path: Path) -> None:
+    for language, block in BLOCK.findall(document.read_text()):
+        if language == "sh":
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words and not line.startswith(ELSEWHERE):
+                    if words[0] == "keel":
+                        called = keel(*words[1:])
+                        assert called.code == 0, (line, called.err)
+                    else:
+                        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+        elif language == "toml":
+            make_spec(tomllib.loads(block))
+        elif language == "python":
+            exec(compile(block, document.name, "exec"), {"__name__": "__main__"})  # noqa: S102
+        else:
+            pytest.fail(f"{document.name}: nobody runs {language} blocks")
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+            assert target.startswith("http") or (document.parent / target).exists(), (document.name, target)
+
+
+def test_the_example_fits_on_a_screen_and_runs(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "own_model.py"
+    assert len(example.read_text().splitlines()) <= 25
+    done = subprocess.run([sys.executable, example], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "fedhbm: accuracy 0." in done.stdout
+
+
+def test_the_spec_page_names_every_field() -> None:
+    page = (ROOT / "docs" / "spec.md").read_text()
+    for section, info in Spec.model_fields.items():
+        for field in getattr(info.annotation, "model_fields", {}) or [section]:
+            assert f"`{field}`" in page or f"[{field}]" in page, (section, field)
+
+
+def test_the_readme_names_every_algorithm() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert [name for name in REGISTRY if f"`{name}`" not in page] == []
+
+
+def test_defaults_on_the_digits_are_points_of_the_grid() -> None:
+    grid = tomllib.loads((ROOT / "src/keel/runs/digits_grid.toml").read_text())["grid"]
+    chosen = defaults()["digits"]["with"]
+    assert chosen.keys() == grid.keys()
+    for name, axes in grid.items():
+        spec = make_spec({"algorithm": {"name": name}}).model_dump()
+        for field, values in axes.items():
+            table, key = field.split(".")
+            assert spec[table][key] in values, (name, field)

@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from keel.algorithms import make_algorithm
+from keel.engines import choose
+from keel.models import build
+from keel.rounds import Training
+from keel.runs.spec import make_spec
+from keel.task import make_task
+from tests.conftest import records_of, uneven_training
+
+
+def test_evaluation_is_every_so_often_and_in_each_of_the_last_rounds() -> None:
+    records = records_of(uneven_training({"rounds": 12, "evaluation": {"every": 4, "last": 3}}))
+    assert [r["round"] for r in records if "accuracy" in r] == [4, 8, 10, 11, 12]
+
+
+def test_accuracy_is_the_mean_of_the_class_accuracies_by_their_share() -> None:
+    training = uneven_training({"rounds": 3, "evaluation": {"last": 1}})
+    last = records_of(training)[-1]
+    counts = torch.bincount(training.task.data.test.targets).tolist()
+    shares = sum(a * n for a, n in zip(last["class_accuracy"], counts, strict=True)) / sum(counts)
+    assert last["accuracy"] == pytest.approx(shares)
+
+
+def test_a_model_that_stops_being_finite_ends_the_run_as_diverged() -> None:
+    training = uneven_training({"local": {"lr": 1e30}})
+    records: list = []
+    assert training.run(training.start(), [lambda r, *_: records.append(r)]) == "diverged"
+    assert records[-1]["diverged"] is True
+    assert len(records) < 25
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_weights_of_a_cohort_add_up_to_one(weighting: str) -> None:
+    training = uneven_training({"server": {"weighting": weighting}})
+    cohort = training.sampler.cohort(1)
+    weights = training._weights(cohort)
+    sizes = training.task.data.partition.sizes[cohort]
+    assert sum(weights) == pytest.approx(1)
+    assert weights == pytest.approx((sizes / sizes.sum()).tolist() if weighting == "examples" else [1 / 3] * 3)
+
+
+def test_train_loss_falls() -> None:
+    records = records_of(uneven_training({"algorithm": make_algorithm("fedavg"), "rounds": 40}))
+    assert records[-1]["train_loss"] < records[0]["train_loss"]
+
+
+def test_the_engine_is_chosen_by_the_model() -> None:
+    assert choose("auto", build("mlp", (64,), 10, {})) == "cohort"
+    assert choose("auto", build("mlp", (64,), 10, {"hidden": [4000]})) == "serial"
+    assert choose("auto", torch.nn.Conv2d(1, 1, 1)) == "serial"
+    assert choose("auto", torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == "serial"
+    assert choose("serial", build("mlp", (64,), 10, {})) == "serial"
+
+
+def test_validation_takes_examples_from_the_clients_and_never_looks_at_the_test_set() -> None:
+    plain = make_task(make_spec({})).data
+    held_out = make_task(make_spec({"evaluation": {"on": "validation"}})).data
+    assert len(held_out.test) == len(plain.train) // 5
+    assert len(held_out.train) + len(held_out.test) == len(plain.train)
+    training_rows = {tuple(row) for row in plain.train.inputs.tolist()}
+    assert all(tuple(row) in training_rows for row in held_out.test.inputs.tolist())
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "cyclic", "weighted"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_every_sampler_trains_on_every_partition(sampler: str, partition: str) -> None:
+    spec = make_spec(
+        {
+            "rounds": 2,
+            "data": {"partition": partition, "alpha": 0.5},
+            "model": {"name": "linear"},
+            "participation": {"sampler": sampler},
+            "evaluation": {"last": 1},
+        }
+    )
+    records = records_of(Training(spec, make_task(spec)))
+    assert [len(r["cohort"]) for r in records] == [10, 10]
+    assert 0 <= records[-1]["accuracy"] <= 1
