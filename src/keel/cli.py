@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keel.errors import KeelError
+from keel.errors import KeelError, Stopped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -225,7 +225,7 @@ def main() -> None:
         # A full disk, a folder that cannot be written: what was saved before stays, and can be gone on with.
         typer.echo(f"keel: {error}; what was saved before is kept (keel resume)", err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
+    except Stopped:
         typer.echo("keel: stopped; the same command goes on where it was", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)

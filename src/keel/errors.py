@@ -12,6 +12,10 @@ class KeelError(ValueError):
     """A mistake in a spec, an option or the data, said in the user's words with what would be accepted."""
 
 
+class Stopped(Exception):
+    """Ctrl-C came while many runs were under way: each has finished its round and saved it."""
+
+
 def unknown(kind: str, value: str, known: Iterable[str]) -> KeelError:
     """An error for a name that is not known, with the nearest known one if there is one."""
     names = sorted(known)
