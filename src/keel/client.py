@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
+from types import EllipsisType
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from keel.algorithms.base import Algorithm, ClientContext, Memory, Message, Path
 from keel.data.federated import Examples
 from keel.params import FlatModel, Loss
+
+CHUNK = 512
+"""Examples of a full gradient that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,27 @@ class ClientResult:
     loss: Tensor
 
 
+class Seen:
+    """Adds up the losses and, if asked for, the gradients along a path: those of each step's first gradient.
+
+    Where a cohort runs as one program they have a row per client, and a step is one of the `active` rows.
+    """
+
+    def __init__(self, losses: Tensor, gradients: Tensor | None):
+        self.losses, self.gradients = losses, gradients
+
+    def begin_step(self, active: slice | EllipsisType = ...) -> None:
+        self.active, self.new = active, True
+
+    def __call__(self, losses: Tensor, gradients: Tensor) -> Tensor:
+        if self.new:
+            self.losses[self.active] += losses
+            if self.gradients is not None:
+                self.gradients[self.active] += gradients
+            self.new = False
+        return gradients
+
+
 def train_client(
     algorithm: Algorithm,
     model: FlatModel,
@@ -71,24 +96,53 @@ def train_client(
     w = model.weights
     w.copy_(received["theta"])
     start = w.clone()
-    seen = torch.zeros(())
+    full = full_gradient(model, loss, examples) if "full_gradient" in algorithm.observes else None
+    velocity = memory["velocity"].clone() if algorithm.local_momentum else None
+    seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
     for indices in work.minibatches(len(examples), stream):
         minibatch = examples[indices]
+        seen.begin_step()
 
         def gradient(point: Tensor, minibatch: Examples = minibatch) -> Tensor:
-            assert point is w, "gradients elsewhere than at the local model are not asked for yet"
-            value = loss(model.module(minibatch.inputs), minibatch.targets).mean()
-            seen.add_(value.detach())
-            return clipped(model.gradient(value), work.clip)
+            if point is w:
+                value = loss(model.module(minibatch.inputs), minibatch.targets).mean()
+                result = model.gradient(value)
+            else:
+                leaf = point.detach().requires_grad_()
+                value = loss(model.at(leaf, minibatch.inputs), minibatch.targets).mean()
+                (result,) = torch.autograd.grad(value, leaf)
+            return seen(value.detach(), clipped(result, work.clip))
 
         u = algorithm.direction(w, gradient, received, memory, ctx)
-        descend(w, u, ctx.lr, work.weight_decay)
-    message, memory = algorithm.report(Path(start, w.clone()), received, memory, ctx)
-    return ClientResult(message, memory, steps, seen / steps)
+        descend(w, u, ctx.lr, work.weight_decay, velocity, algorithm.local_momentum)
+    mean = None if seen.gradients is None else seen.gradients.div_(steps)
+    path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
+    message, memory = algorithm.report(path, received, memory, ctx)
+    return ClientResult(message, memory, steps, seen.losses / steps)
 
 
-def descend(w: Tensor, u: Tensor, lr: float, weight_decay: float) -> None:
-    """w <- w - lr (u + weight_decay w), in place."""
+def probe_client(model: FlatModel, loss: Loss, examples: Examples, received: Message) -> Message:
+    """The first phase of a round, for algorithms that have one: the full gradient at the server's model."""
+    model.weights.copy_(received["theta"])
+    return {"gradient": full_gradient(model, loss, examples)}
+
+
+def full_gradient(model: FlatModel, loss: Loss, examples: Examples) -> Tensor:
+    """The gradient of the mean loss over all examples at the model's weights, some examples at a time."""
+    total = torch.zeros_like(model.weights)
+    for inputs, targets in zip(torch.split(examples.inputs, CHUNK), torch.split(examples.targets, CHUNK), strict=True):
+        total.add_(model.gradient(loss(model.module(inputs), targets).sum() / len(examples)))
+    return total
+
+
+def descend(
+    w: Tensor, u: Tensor, lr: float, weight_decay: float, velocity: Tensor | None = None, momentum: float = 0.0
+) -> None:
+    """w <- w - lr (u + weight_decay w), in place; with a velocity v, w <- w - lr v for v <- momentum v + the same."""
+    if velocity is not None:
+        velocity.mul_(momentum).add_(u).add_(w, alpha=weight_decay)
+        w.sub_(velocity, alpha=lr)
+        return
     if weight_decay:
         w.mul_(1 - lr * weight_decay)
     w.sub_(u, alpha=lr)

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from keel.errors import KeelError
 
@@ -50,6 +51,10 @@ class FlatModel:
         """The gradient of `loss` in a buffer that the next call overwrites."""
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients], out=self._gradient)
+
+    def at(self, point: Tensor, inputs: Tensor) -> Tensor:
+        """The model's outputs at another point than `weights`."""
+        return functional_call(self.module, self.unflatten(point), (inputs,))
 
 
 def fingerprint(vector: Tensor) -> str:

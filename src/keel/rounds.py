@@ -1,7 +1,7 @@
 """The loop: sample, broadcast, train, aggregate, evaluate, tell the hooks. Knows no algorithm, engine or file."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from keel.algorithms.base import ClientContext, Memory, Message, Report, State
-from keel.client import ClientResult, LocalWork
+from keel.client import LocalWork
 from keel.engines import Problem, RoundWork, make_engine
 from keel.evaluation import Evaluator
 from keel.params import FlatModel
@@ -72,15 +72,29 @@ class Training:
         algorithm, t = self.spec.algorithm, position.round + 1
         cohort = self.sampler.cohort(t)
         ctx = self._context(t, len(cohort))
-        received = algorithm.broadcast(position.server, ctx)
+        traffic = Traffic(len(cohort), counts=not algorithm.pooled)
+        weights = self._weights(cohort)
+        received = traffic.down(algorithm.broadcast(position.server, ctx))
         memories = [position.memories.get(int(c)) or algorithm.init_client(self.initial) for c in cohort]
-        traffic = {"bytes_down": len(cohort) * size_in_bytes(received), "bytes_up": 0}
+        work = RoundWork(cohort, received, memories, ctx)
+        if algorithm.probes:
+            probes = zip(self.engine.probe(work), weights, strict=True)
+            reports = (Report(traffic.up(message), weight, 0) for message, weight in probes)
+            position.server, more = algorithm.absorb(position.server, reports, ctx)
+            work = replace(work, received={**received, **traffic.down(more)})
         losses: list[float] = []
-        results = self.engine.train(RoundWork(cohort, received, memories, ctx))
-        reports = self._receive(cohort, results, position.memories, traffic, losses)
-        position.server = algorithm.aggregate(position.server, reports, ctx)
+
+        def receive() -> Iterator[Report]:
+            """The reports as they come, in the order of the cohort; what the clients keep is put away on the way."""
+            for client, weight, result in zip(cohort.tolist(), weights, self.engine.train(work), strict=True):
+                if result.memory:
+                    position.memories[client] = result.memory
+                losses.append(float(result.loss))
+                yield Report(traffic.up(result.message), weight, result.steps)
+
+        position.server = algorithm.aggregate(position.server, receive(), ctx)
         position.round = t
-        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic}
+        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
         record["train_loss"] = _finite(float(np.mean(losses)))
         theta = position.server["theta"]
         if not torch.isfinite(theta).all():
@@ -91,23 +105,6 @@ class Training:
                 return {**record, "diverged": True}
             record.update(quality)
         return record
-
-    def _receive(
-        self,
-        cohort: np.ndarray,
-        results: Iterator[ClientResult],
-        memories: dict[int, Memory],
-        traffic: dict[str, int],
-        losses: list[float],
-    ) -> Iterator[Report]:
-        """The reports as they come, in the order of the cohort; what the clients keep is put away on the way."""
-        weights = self._weights(cohort)
-        for client, weight, result in zip(cohort.tolist(), weights, results, strict=True):
-            if result.memory:
-                memories[client] = result.memory
-            traffic["bytes_up"] += size_in_bytes(result.message)
-            losses.append(float(result.loss))
-            yield Report(result.message, weight, result.steps)
 
     def _weights(self, cohort: np.ndarray) -> list[float]:
         if self.spec.server.weighting == "uniform":
@@ -143,6 +140,22 @@ def make_sampler(spec: Spec, task: Task) -> Sampler:
             return Cyclic(clients, size, spec.seed)
         case "weighted":
             return Weighted(size, sizes, spec.seed)
+
+
+class Traffic:
+    """Counts the bytes of a round from its messages: each that goes down once per client, each that comes up."""
+
+    def __init__(self, cohort: int, counts: bool):
+        self.cohort, self.counts = cohort, counts
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+
+    def down(self, message: Message) -> Message:
+        self.bytes["bytes_down"] += self.counts * self.cohort * size_in_bytes(message)
+        return message
+
+    def up(self, message: Message) -> Message:
+        self.bytes["bytes_up"] += self.counts * size_in_bytes(message)
+        return message
 
 
 def size_in_bytes(message: Message) -> int:

@@ -1,6 +1,6 @@
 """A task: the model, the data and the loss that a spec names, made ready to train."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from keel import models
 from keel.data import arrays, digits
-from keel.data.federated import Examples, FederatedData
+from keel.data.federated import Examples, FederatedData, Partition
 from keel.data.partition import deal
 from keel.errors import KeelError
 from keel.params import Loss
@@ -33,6 +33,8 @@ def make_task(
 ) -> Task:
     """The task of a spec; a module, data or loss that is passed takes the place of the one it names."""
     data = load_data(spec) if data is None else data
+    if spec.algorithm.pooled:
+        data = replace(data, partition=Partition.of([data.partition.indices]))
     if module is None:
         with torch_draws(spec.seed, "model"):
             shape = tuple(data.train.inputs.shape[1:])

@@ -1,17 +1,16 @@
 """The registry: every algorithm in this folder by name, and a user's own by "module:Class"."""
 
+import pathlib
 import sys
 from dataclasses import fields
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from keel.algorithms.base import Algorithm, ClientContext, Context, Report
-from keel.algorithms.base import Path as LocalPath
+from keel.algorithms.base import Algorithm, ClientContext, Context, Path, Report
 from keel.errors import KeelError, explain, unknown
 
 
@@ -52,24 +51,34 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     algorithm, size = cls(), 1000
     theta = torch.zeros(size)
     ctx = ClientContext(round=1, clients=10, cohort=1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
-    received = algorithm.broadcast(algorithm.init_server(theta), ctx)
-    memory = algorithm.init_client(theta)
-    sent, _ = algorithm.report(LocalPath(start=theta, end=theta), received, memory, ctx)
-    down, up = (sum(t.numel() for t in message.values()) / size for message in (received, sent))
+    server, memory = algorithm.init_server(theta), algorithm.init_client(theta)
+    received = algorithm.broadcast(server, ctx)
+    down, up = [received], []
+    if algorithm.probes:
+        up.append({"gradient": theta})
+        _, more = algorithm.absorb(server, [Report(up[0], 1.0, 1)], ctx)
+        down.append(more)
+    path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, velocity=theta)
+    up.append(algorithm.report(path, {**received, **down[-1]}, memory, ctx)[0])
+    sent = {
+        way: sum(t.numel() for m in messages for t in m.values()) / size
+        for way, messages in (("down", down), ("up", up))
+    }
+    if algorithm.pooled:
+        sent = {"down": 0.0, "up": 0.0}
     return {
         "name": cls.name,
         "title": cls.title,
         "paper": cls.paper,
         "stateful": bool(memory),
-        "down": down,
-        "up": up,
-        "relative_cost": (down + up) / 2,
+        **sent,
+        "relative_cost": (sent["down"] + sent["up"]) / 2,
     }
 
 
 def _imported(name: str) -> type[Algorithm]:
     module_name, _, class_name = name.partition(":")
-    folder = str(Path.cwd())
+    folder = str(pathlib.Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -8,7 +8,7 @@ cohort can run as one program: there a tensor has one row per client.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field
@@ -22,6 +22,8 @@ Gradient = Callable[[Tensor], Tensor]
 """The gradient of this step's minibatch at a point. The result is overwritten by the next call."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 Rounds = Annotated[int, Field(ge=1)]
 
 
@@ -50,12 +52,21 @@ class ClientContext(Context):
     """J, this client's local steps in this round (a column with a row per client where a cohort runs as one)."""
 
 
+Observation = Literal["mean_gradient", "full_gradient"]
+
+
 @dataclass(frozen=True)
 class Path:
-    """What the local loop saw."""
+    """What the local loop saw. What costs something is there if the algorithm asked for it in `observes`."""
 
     start: Tensor
     end: Tensor
+    mean_gradient: Tensor | None = None
+    """The mean of the raw minibatch gradients along the path."""
+    full_gradient: Tensor | None = None
+    """The gradient over all of the client's examples, at `start`."""
+    velocity: Tensor | None = None
+    """The velocity of local SGD after the last step, where it has momentum."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,14 @@ class Report:
     steps: int
 
 
-def weighted_mean(reports: Iterable[Report]) -> Message:
-    """The mean of the messages, streamed in the order of the cohort: memory for one sum, not for a cohort."""
+def weighted_mean(reports: Iterable[Report], values: Callable[[Report], Message] | None = None) -> Message:
+    """The mean of the messages, streamed in the order of the cohort: memory for one sum, not for a cohort.
+
+    `values` says what is averaged where it is not the message itself.
+    """
     total: Message = {}
     for report in reports:
-        for name, value in report.message.items():
+        for name, value in (values(report) if values else report.message).items():
             if name in total:
                 total[name].add_(value, alpha=report.weight)
             else:
@@ -94,6 +108,20 @@ class Algorithm:
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
+    probes: ClassVar[bool] = False
+    """Whether a round has a first phase, in which the cohort sends full gradients at the server's model."""
+    pooled: ClassVar[bool] = False
+    """Whether all examples are at one place: a reference, not a federation, so nothing is sent."""
+
+    @property
+    def observes(self) -> frozenset[Observation]:
+        """What `report` reads of the path besides its ends."""
+        return frozenset()
+
+    @property
+    def local_momentum(self) -> float:
+        """The momentum of local SGD. Above 0 the memory holds the `velocity` that a round starts with."""
+        return 0.0
 
     def init_server(self, theta: Tensor) -> State:
         """What the server keeps; `theta` in it is the model."""
@@ -106,6 +134,11 @@ class Algorithm:
     def broadcast(self, server: State, ctx: Context) -> Message:
         """What travels down to each client of the cohort. Local training starts at its `theta`."""
         return {"theta": server["theta"]}
+
+    def absorb(self, server: State, probes: Iterable[Report], ctx: Context) -> tuple[State, Message]:
+        """Between the phases of a round, where it `probes`: the cohort's full gradients (`gradient` in each message)
+        come up, and what is added to what the clients have received goes down."""
+        raise NotImplementedError(f"{type(self).__name__} probes, so it has to say what it absorbs")
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
         """u of one local step, w <- w - lr (u + weight_decay w)."""

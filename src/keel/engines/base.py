@@ -38,5 +38,8 @@ class Problem:
 class Engine(Protocol):
     name: str
 
+    def probe(self, work: RoundWork) -> Iterator[Message]:
+        """The clients' messages of the first phase, for algorithms that have one, in the order of the cohort."""
+
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         """The clients' results, in the order of the cohort, each as soon as it is needed."""

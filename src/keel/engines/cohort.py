@@ -10,12 +10,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from keel.algorithms.base import Memory, Path
-from keel.client import ClientResult, clipped, descend
+from keel.algorithms.base import Memory, Message, Path
+from keel.client import CHUNK, ClientResult, Seen, clipped, descend
 from keel.engines.base import Problem, RoundWork
 from keel.params import FlatModel
+
+Minibatches = tuple[Tensor, Tensor, Tensor]
+"""Inputs, targets and each example's share in its client's mean; a row per client."""
 
 
 class Cohort:
@@ -26,8 +29,13 @@ class Cohort:
         self.model = FlatModel(problem.task.module)
         self._losses = vmap(self._loss)
 
+    def probe(self, work: RoundWork) -> Iterator[Message]:
+        theta = work.received["theta"].expand(len(work.cohort), -1)
+        for row in self._full_gradients(theta, work.cohort):
+            yield {"gradient": row}
+
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        problem, data = self.problem, self.problem.task.data
+        problem, data, algorithm = self.problem, self.problem.task.data, self.problem.algorithm
         batches = []
         for client in work.cohort:
             held = data.partition[client]
@@ -38,42 +46,58 @@ class Cohort:
         order = np.argsort(-steps, kind="stable")
         memory = _stacked([work.memories[i] for i in order])
         column = torch.from_numpy(steps[order]).float()[:, None]
-        ctx = replace(work.ctx, steps=column)
         w = work.received["theta"].expand(len(order), -1).clone()
-        start, seen = w.clone(), torch.zeros(len(order))
+        start = w.clone()
+        full = self._full_gradients(start, work.cohort[order]) if "full_gradient" in algorithm.observes else None
+        velocity = memory["velocity"].clone() if algorithm.local_momentum else None
+        seen = Seen(torch.zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
         for step in range(steps.max()):
-            active = int((steps > step).sum())
-            now = [batches[i][step] for i in order[:active]]
-            self._step(w[:active], now, work, {k: v[:active] for k, v in memory.items()}, column[:active], seen)
-        message, memory = problem.algorithm.report(Path(start, w), work.received, memory, ctx)
+            active = slice(int((steps > step).sum()))
+            minibatches = self._minibatches([batches[i][step] for i in order[active]])
+            rows = w[active]
+            seen.begin_step(active)
+
+            def gradient(point: Tensor, rows: Tensor = rows, minibatches: Minibatches = minibatches) -> Tensor:
+                losses, gradients = self._gradients(point.expand_as(rows), minibatches)
+                return seen(losses, clipped(gradients, problem.work.clip))
+
+            mine = {name: value[active] for name, value in memory.items()}
+            u = algorithm.direction(rows, gradient, work.received, mine, replace(work.ctx, steps=column[active]))
+            moving = None if velocity is None else velocity[active]
+            descend(rows, u, work.ctx.lr, problem.work.weight_decay, moving, algorithm.local_momentum)
+        mean = None if seen.gradients is None else seen.gradients / column
+        path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
+        message, memory = algorithm.report(path, work.received, memory, replace(work.ctx, steps=column))
         for row in np.argsort(order):
             yield ClientResult(
                 {name: value[row] for name, value in message.items()},
                 {name: value[row].clone() for name, value in memory.items()},  # a view would keep all rows alive
                 int(column[row]),
-                seen[row] / column[row, 0],
+                seen.losses[row] / column[row, 0],
             )
 
-    def _step(
-        self, w: Tensor, batches: list[np.ndarray], work: RoundWork, memory: Memory, steps: Tensor, seen: Tensor
-    ) -> None:
-        problem, train = self.problem, self.problem.task.data.train
+    def _full_gradients(self, theta: Tensor, cohort: np.ndarray) -> Tensor:
+        """Each client's gradient over all its examples, some examples at a time."""
+        whole = self._minibatches([self.problem.task.data.partition[client] for client in cohort])
+        total = torch.zeros_like(theta)
+        for chunk in zip(*(torch.split(part, CHUNK, dim=1) for part in whole), strict=True):
+            total += self._gradients(theta, chunk)[1]
+        return total
+
+    def _minibatches(self, batches: list[np.ndarray]) -> Minibatches:
         indices, shares = _padded(batches)
-        inputs, targets = train.inputs[indices], train.targets[indices]
+        train = self.problem.task.data.train
+        return train.inputs[indices], train.targets[indices], shares
 
-        def gradient(point: Tensor) -> Tensor:
-            leaf = point.detach().requires_grad_()
-            losses = self._losses(leaf, inputs, targets, shares)
-            seen[: len(losses)] += losses.detach()
-            (rows,) = torch.autograd.grad(losses.sum(), leaf)
-            return clipped(rows, problem.work.clip)
-
-        u = problem.algorithm.direction(w, gradient, work.received, memory, replace(work.ctx, steps=steps))
-        descend(w, u, work.ctx.lr, problem.work.weight_decay)
+    def _gradients(self, weights: Tensor, minibatches: Minibatches) -> tuple[Tensor, Tensor]:
+        """Each row's loss and gradient."""
+        leaf = weights.detach().requires_grad_()
+        losses = self._losses(leaf, *minibatches)
+        (gradients,) = torch.autograd.grad(losses.sum(), leaf)
+        return losses.detach(), gradients
 
     def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        outputs = functional_call(self.model.module, self.model.unflatten(weights), (inputs,))
-        return (self.problem.task.loss(outputs, targets) * shares).sum()
+        return (self.problem.task.loss(self.model.at(weights, inputs), targets) * shares).sum()
 
 
 def _stacked(memories: list[Memory]) -> Memory:

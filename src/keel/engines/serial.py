@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from keel.client import ClientResult, train_client
+from keel.algorithms.base import Message
+from keel.client import ClientResult, probe_client, train_client
 from keel.engines.base import Problem, RoundWork
 from keel.params import FlatModel
 
@@ -13,6 +14,11 @@ class Serial:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.model = FlatModel(problem.task.module)
+
+    def probe(self, work: RoundWork) -> Iterator[Message]:
+        task = self.problem.task
+        for client in work.cohort:
+            yield probe_client(self.model, task.loss, task.data.client(client), work.received)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         problem = self.problem

@@ -1,0 +1,34 @@
+"""The reference: ordinary SGD on all the data at one place. No federation, nothing sent."""
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import Algorithm, ClientContext, Fraction, Memory, Message, Path, hyperparameters
+
+
+@hyperparameters
+class Centralized(Algorithm):
+    """SGD with momentum over the clients' data taken together; a round is the local work of one client that has all.
+
+    v <- momentum v + g + weight_decay w;  w <- w - l v
+
+    The velocity is kept from round to round, so that with one local epoch a round is an epoch of PyTorch's SGD.
+    """
+
+    name = "centralized"
+    title = "Centralized"
+    paper = "reference"
+    pooled = True
+
+    momentum: Fraction = 0.9
+
+    @property
+    def local_momentum(self) -> float:
+        return self.momentum
+
+    def init_client(self, theta: Tensor) -> Memory:
+        return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
+
+    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+        message, _ = super().report(path, received, memory, ctx)
+        return message, {} if path.velocity is None else {"velocity": path.velocity}

@@ -1,0 +1,56 @@
+"""The server sends a lookahead along its momentum.
+
+G. Kim, J. Kim, B. Han. Communication-Efficient Federated Learning with Accelerated Client Gradient. CVPR 2024.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Fraction,
+    Gradient,
+    Memory,
+    Message,
+    NonNegative,
+    Report,
+    State,
+    hyperparameters,
+    weighted_mean,
+)
+
+
+@hyperparameters
+class FedACG(Algorithm):
+    """FedAvgM in Nesterov's form: clients start where the momentum is about to go, and are held near it.
+
+    server:  sends x = theta - lambda m
+    client:  from w = x:  u = g + beta (w - x)
+    server:  m <- lambda m + mean(x - w_i);  theta <- theta - eta m
+
+    lambda = beta = 0 is FedAvg. `lambda_` is lambda, which Python keeps for itself.
+    """
+
+    name = "fedacg"
+    title = "FedACG"
+    paper = "Kim et al., CVPR 2024"
+
+    lambda_: Fraction = 0.9
+    beta: NonNegative = 0.01
+
+    def init_server(self, theta: Tensor) -> State:
+        return {"theta": theta, "m": torch.zeros_like(theta)}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"theta": server["theta"] - self.lambda_ * server["m"]}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        return gradient(w) + self.beta * (w - received["theta"])
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        m = self.lambda_ * server["m"] + weighted_mean(reports)["delta"]
+        return {"theta": server["theta"] - ctx.server_lr * m, "m": m}

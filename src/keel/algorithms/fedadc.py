@@ -1,0 +1,55 @@
+"""Accelerated federated learning with drift control: heavy-ball or Nesterov momentum in the local steps.
+
+E. Ozfatura, K. Ozfatura, D. Gunduz. FedADC: Accelerated Federated Learning with Drift Control. ISIT 2021.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Fraction,
+    Gradient,
+    Memory,
+    Message,
+    Report,
+    State,
+    hyperparameters,
+    weighted_mean,
+)
+
+
+@hyperparameters
+class FedADC(Algorithm):
+    """The last round's step, dealt out over the local steps.
+
+    client:  u = g + beta m / J;  with nesterov g is taken at w - l beta m / J
+    server:  theta <- theta - eta mean(D_i);  m <- mean(D_i) / l
+
+    At eta = 1 the heavy-ball form is GHBM with tau = 1.
+    """
+
+    name = "fedadc"
+    title = "FedADC"
+    paper = "Ozfatura et al., ISIT 2021"
+
+    beta: Fraction = 0.9
+    nesterov: bool = False
+
+    def init_server(self, theta: Tensor) -> State:
+        return {"theta": theta, "m": torch.zeros_like(theta)}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"theta": server["theta"], "m": server["m"]}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        push = self.beta * received["m"] / ctx.steps
+        return gradient(w - ctx.lr * push if self.nesterov else w) + push
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        delta = weighted_mean(reports)["delta"]
+        return {"theta": server["theta"] - ctx.server_lr * delta, "m": delta / ctx.lr}

@@ -1,0 +1,62 @@
+"""Dynamic regularisation: local objectives that agree with the global one at its stationary points.
+
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama. Federated Learning Based on
+Dynamic Regularization. ICLR 2021.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Gradient,
+    Memory,
+    Message,
+    Path,
+    Positive,
+    Report,
+    State,
+    hyperparameters,
+    weighted_mean,
+)
+
+
+@hyperparameters
+class FedDyn(Algorithm):
+    """A proximal pull, and a linear term g_i that remembers all earlier pulls of this client.
+
+    client:  u = g - g_i + alpha (w - theta)
+    memory:  g_i <- g_i + alpha D_i
+    server:  h <- h + alpha S/N mean(D_i);  theta <- theta - eta (mean(D_i) + h / alpha)
+
+    With D_i = theta - w_i this is the paper's h <- h - alpha (1/N) sum(w_i - theta) and theta <- mean(w_i) - h/alpha
+    at eta = 1.
+    """
+
+    name = "feddyn"
+    title = "FedDyn"
+    paper = "Acar et al., ICLR 2021"
+
+    alpha: Positive = 0.001
+
+    def init_server(self, theta: Tensor) -> State:
+        return {"theta": theta, "h": torch.zeros_like(theta)}
+
+    def init_client(self, theta: Tensor) -> Memory:
+        return {"g": torch.zeros_like(theta)}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        return gradient(w) - memory["g"] + self.alpha * (w - received["theta"])
+
+    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+        delta = path.start - path.end
+        return {"delta": delta}, {"g": memory["g"] + self.alpha * delta}
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        delta = weighted_mean(reports)["delta"]
+        h = server["h"] + self.alpha * ctx.cohort / ctx.clients * delta
+        return {"theta": server["theta"] - ctx.server_lr * (delta + h / self.alpha), "h": h}

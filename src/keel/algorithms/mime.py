@@ -1,0 +1,119 @@
+"""Clients that mimic the centralised optimiser: its state is frozen in a round and applied in every local step.
+
+S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. Breaking the centralized
+barrier for cross-device federated learning. NeurIPS 2021.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Fraction,
+    Gradient,
+    Memory,
+    Message,
+    Observation,
+    Path,
+    Report,
+    State,
+    hyperparameters,
+    weighted_mean,
+)
+
+
+@hyperparameters
+class Mime(Algorithm):
+    """A first phase collects the cohort's full gradients at theta; their mean c corrects each minibatch gradient.
+
+    probe:   full gradients at theta, c their mean
+    client:  u = g(w) - g(theta, same minibatch) + c
+
+    No memory: the control is computed anew in each round, for one more exchange and twice the gradients.
+    """
+
+    name = "mime"
+    title = "Mime"
+    paper = "Karimireddy et al., NeurIPS 2021"
+    probes = True
+
+    def absorb(self, server: State, probes: Iterable[Report], ctx: Context) -> tuple[State, Message]:
+        return server, {"c": weighted_mean(probes)["gradient"]}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        return gradient(w) - gradient(received["theta"]) + received["c"]
+
+
+@hyperparameters
+class MimeMom(Mime):
+    """Mime with heavy-ball momentum as the optimiser that is mimicked.
+
+    client:  u = (1 - beta) (g(w) - g(theta, same minibatch) + c) + beta m
+    server:  m <- beta m + (1 - beta) c
+
+    beta = 0 is Mime.
+    """
+
+    name = "mimemom"
+    title = "MimeMom"
+
+    beta: Fraction = 0.9
+
+    def init_server(self, theta: Tensor) -> State:
+        return {"theta": theta, "m": torch.zeros_like(theta)}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"theta": server["theta"], "m": server["m"]}
+
+    def absorb(self, server: State, probes: Iterable[Report], ctx: Context) -> tuple[State, Message]:
+        server, more = super().absorb(server, probes, ctx)
+        return {**server, "c": more["c"]}, more
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        corrected = super().direction(w, gradient, received, memory, ctx)
+        return (1 - self.beta) * corrected + self.beta * received["m"]
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        m = self.beta * server["m"] + (1 - self.beta) * server["c"]
+        return {**super().aggregate(server, reports, ctx), "m": m}
+
+
+@hyperparameters
+class MimeLiteMom(Algorithm):
+    """MimeMom without the correction, and so without the first phase: the full gradient comes up with the update.
+
+    client:  u = (1 - beta) g + beta m
+    server:  m <- beta m + (1 - beta) mean of the full gradients at theta
+    """
+
+    name = "mimelitemom"
+    title = "MimeLiteMom"
+    paper = "Karimireddy et al., NeurIPS 2021"
+
+    beta: Fraction = 0.9
+
+    @property
+    def observes(self) -> frozenset[Observation]:
+        return frozenset({"full_gradient"})
+
+    def init_server(self, theta: Tensor) -> State:
+        return {"theta": theta, "m": torch.zeros_like(theta)}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"theta": server["theta"], "m": server["m"]}
+
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+        return (1 - self.beta) * gradient(w) + self.beta * received["m"]
+
+    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+        assert path.full_gradient is not None
+        return {"delta": path.start - path.end, "gradient": path.full_gradient}, memory
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        mean = weighted_mean(reports)
+        m = self.beta * server["m"] + (1 - self.beta) * mean["gradient"]
+        return {"theta": server["theta"] - ctx.server_lr * mean["delta"], "m": m}

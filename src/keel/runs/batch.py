@@ -1,0 +1,77 @@
+"""Many runs over the cores, each in its own folder: those that exist are not run again, stopped ones go on."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from keel.errors import Stopped
+from keel.rounds import Record
+from keel.runs.folder import RunFolder
+from keel.runs.run import ensure
+from keel.runs.spec import Spec, make_spec
+
+_progress: "multiprocessing.Queue[tuple[int, Record]]"
+
+
+@dataclass(frozen=True)
+class Job:
+    spec: Spec
+    path: Path
+
+
+def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], None]) -> list[dict[str, Any]]:
+    """The summaries of all jobs, in their order. `on_round` hears of every round (job number, record).
+
+    Ctrl-C reaches the workers too: each finishes its round and saves, and what had not begun is left out.
+    """
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_set_progress, initargs=(queue,))
+    with pool:
+        waiting = [pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path) for i, job in enumerate(jobs)]
+        try:
+            _follow(waiting, queue, on_round)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise Stopped from None
+        return [future.result() for future in waiting]
+
+
+def _follow(
+    waiting: list[Future[dict[str, Any]]],
+    queue: "multiprocessing.Queue[tuple[int, Record]]",
+    on_round: Callable[[int, Record], None],
+) -> None:
+    while True:
+        ended = all(future.done() for future in waiting)
+        try:
+            while True:
+                on_round(*queue.get(timeout=0 if ended else 0.1))
+        except Empty:
+            if ended:
+                return
+
+
+def _set_progress(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
+    global _progress
+    _progress = queue
+
+
+def _run(number: int, table: dict[str, Any], path: Path) -> dict[str, Any]:
+    run = ensure(make_spec(table), path, hooks=[lambda record, *_: _progress.put((number, record))])
+    if run.status == "interrupted":
+        raise KeyboardInterrupt
+    return run.summary
+
+
+def read_runs(paths: list[Path]) -> list[RunFolder]:
+    """The run folders among `paths` and directly below them."""
+    folders = []
+    for path in paths:
+        below = sorted(p.parent for p in path.glob("*/spec.toml")) if not (path / "spec.toml").is_file() else [path]
+        folders += [RunFolder.open(p) for p in below or [path]]
+    return folders

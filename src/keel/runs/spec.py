@@ -1,0 +1,253 @@
+"""A spec: the whole experiment as a table of settings, checked, with defaults that suit the data and the algorithm."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from keel.algorithms import Algorithm, make_algorithm
+from keel.errors import KeelError, explain, unknown
+from keel.models import MODELS, check_settings
+from keel.schedules import Schedule
+
+CUSTOM = "custom"
+"""The name of data or a model that was passed as a Python object."""
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+PathText = str
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+class DataSpec(_Table):
+    name: Literal["digits", "arrays", "custom"] = "digits"
+    clients: Count | None = None
+    partition: Literal["dirichlet", "iid", "key"] = "dirichlet"
+    alpha: Annotated[float, Field(ge=0)] = 0.0
+    # The user's own arrays, .npy files; name = "arrays" is implied by `inputs`.
+    inputs: PathText | None = None
+    labels: PathText | None = None
+    keys: PathText | None = None
+    test_inputs: PathText | None = None
+    test_labels: PathText | None = None
+
+    @model_validator(mode="after")
+    def _files_belong_to_arrays(self) -> "DataSpec":
+        needed = ["inputs", "labels", "test_inputs", "test_labels"] + ["keys"] * (self.partition == "key")
+        given = [name for name in [*needed, "keys"] if getattr(self, name) is not None]
+        if self.name == "arrays" and (missing := [name for name in needed if name not in given]):
+            raise ValueError(f"needs {', '.join(missing)} (a .npy file each)")
+        if self.name != "arrays" and given:
+            raise ValueError(f"{given[0]} goes with name = 'arrays'")
+        if self.name == "digits" and self.partition == "key":
+            raise ValueError("the digits have no natural key; accepted partitions: 'dirichlet', 'iid'")
+        if self.clients is None and self.partition != "key" and self.name != CUSTOM:
+            raise ValueError("needs clients")
+        return self
+
+
+class ModelSpec(_Table):
+    model_config = ConfigDict(extra="allow")
+    name: str = "mlp"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> "ModelSpec":
+        if self.name != CUSTOM:
+            if self.name not in MODELS:
+                raise unknown("name", self.name, MODELS)
+            check_settings(self.name, self.settings)
+        return self
+
+
+class LocalSpec(_Table):
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch: Count = 32
+    drop_last: bool = False
+    lr: Positive = 0.1
+    schedule: Schedule = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_measure_of_work(self) -> "LocalSpec":
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("needs either epochs or steps")
+        return self
+
+
+class ServerSpec(_Table):
+    lr: Positive = 1.0
+    schedule: Schedule = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    weighting: Literal["examples", "uniform"] = "examples"
+
+
+class ParticipationSpec(_Table):
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    sampler: Literal["uniform", "cyclic", "weighted"] = "uniform"
+
+
+class EvaluationSpec(_Table):
+    every: Count = 10
+    last: Count = 100
+    on: Literal["test", "validation"] = "test"
+
+
+class EngineSpec(_Table):
+    name: Literal["auto", "serial", "cohort"] = "auto"
+
+
+def _algorithm(value: Any) -> Algorithm:
+    if isinstance(value, Algorithm):
+        return value
+    if not isinstance(value.get("name"), str):
+        raise ValueError("needs a name")
+    return make_algorithm(**value)
+
+
+def _algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
+    cls = type(algorithm)
+    name = cls.name if cls.__module__.startswith("keel.") else f"{cls.__module__}:{cls.__name__}"
+    return {"name": name, **{k: v for k, v in algorithm.settings().items() if v is not None}}
+
+
+AlgorithmField = Annotated[Algorithm, BeforeValidator(_algorithm), PlainSerializer(_algorithm_table)]
+
+
+class Spec(_Table):
+    """One experiment. Equal specs give equal bits."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Count = 400
+    algorithm: AlgorithmField
+    data: DataSpec
+    model: ModelSpec
+    local: LocalSpec
+    server: ServerSpec
+    participation: ParticipationSpec
+    evaluation: EvaluationSpec
+    engine: EngineSpec
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    @property
+    def label(self) -> str:
+        """A short telling name: what is trained, by what, from which seed."""
+        algorithm = _algorithm_table(self.algorithm)["name"].split(":")[-1].lower()
+        return f"{self.data.name}-{self.model.name}-{algorithm}-seed{self.seed}"
+
+
+def make_spec(table: Mapping[str, Any]) -> Spec:
+    """The spec that `table` describes, the rest filled in; a mistake is a KeelError of one line."""
+    _check_names(table)
+    full = _merge(*_default_layers(table), table)
+    _settle(full, table)
+    try:
+        return Spec.model_validate(full)
+    except ValidationError as error:
+        raise KeelError(explain(error)) from None
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """The table in a TOML file, not yet checked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KeelError(f"spec: no file {str(path)!r}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeelError(f"spec: {str(path)!r} cannot be read ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise KeelError(f"spec: {str(path)!r} is not TOML ({error})") from None
+
+
+def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """`table` with each "key.of.field=value" put in; a value that is not TOML is taken as text."""
+    result = _merge(table)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not (equals and key):
+            raise KeelError(f"--set: {assignment!r}; accepted: key=value, as in local.lr=0.03")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *tables, field = key.split(".")
+        place = result
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise KeelError(f"--set: {key!r}: {name} is a field, not a table")
+        place[field] = value
+    return result
+
+
+def defaults() -> dict[str, Any]:
+    """Defaults by data set and algorithm, as kept in defaults.toml."""
+    return tomllib.loads(files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))
+
+
+def _default_layers(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    data = table.get("data", {}).get("name", "digits")
+    algorithm = table.get("algorithm", {"name": "ghbm"})
+    name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm.get("name", "ghbm")
+    known = defaults()
+    for_data = known.get(data, {}) if isinstance(data, str) else {}
+    for_algorithm = for_data.get("with", {}).get(name, {}) if isinstance(name, str) else {}
+    every: dict[str, Any] = {section: {} for section, field in Spec.model_fields.items() if field.is_required()}
+    return [every, known["any"], {k: v for k, v in for_data.items() if k != "with"}, for_algorithm]
+
+
+def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Defaults that depend on what else was given."""
+    given_local = given.get("local", {})
+    if "steps" in given_local and "epochs" not in given_local:
+        full["local"].pop("epochs", None)
+    if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
+        full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
+    if full["data"].get("partition") == "key" and "clients" not in given.get("data", {}):
+        full["data"].pop("clients", None)
+    for field in ("inputs", "labels", "keys", "test_inputs", "test_labels"):
+        if isinstance(path := full["data"].get(field), str):
+            full["data"][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+
+
+def _check_names(table: Mapping[str, Any]) -> None:
+    """Every table and field is one that exists; the nearest one is named otherwise."""
+    for section, value in table.items():
+        if section not in Spec.model_fields:
+            raise unknown("spec", section, Spec.model_fields)
+        kind = Spec.model_fields[section].annotation
+        if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, _Table | Algorithm)):
+            continue
+        if not isinstance(value, Mapping):
+            raise KeelError(f"{section}: {value!r} is not a table; accepted: [{section}] with its fields below it")
+        if issubclass(kind, _Table) and kind is not ModelSpec:  # the others depend on their name
+            for field in value:
+                if field not in kind.model_fields:
+                    raise unknown(section, field, kind.model_fields)
+
+
+def _merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                below = merged.get(key, {})
+                merged[key] = _merge(below if isinstance(below, Mapping) else {}, value)
+            else:
+                merged[key] = value
+    return merged

@@ -1,0 +1,191 @@
+"""Run folders: what is in them, and that nothing is lost whatever happens."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import keel
+from keel.runs import run as run_module
+from keel.runs.folder import RunFolder
+from tests.conftest import small_network, uneven_data
+
+SHORT = {"rounds": 30, "evaluation": {"every": 5, "last": 3}}
+
+
+def test_a_run_leaves_what_it_was_and_how_it_ended(tmp_path: Path) -> None:
+    run = keel.run({**SHORT, "algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
+    names = {p.name for p in run.path.iterdir()} - {".lock"}
+    assert names == {
+        "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json",
+    }  # fmt: skip
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == 30
+    last = [r["accuracy"] for r in run.records[-3:]]
+    assert summary["accuracy"] == pytest.approx(sum(last) / 3)
+    model_bytes = 4 * summary["parameters"]
+    assert summary["bytes_down"] == summary["bytes_up"] == 30 * 10 * model_bytes
+    assert summary["engine"] == "cohort"
+    assert len(summary["model_sha256"]) == 64
+    assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
+
+
+def test_the_trained_module_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
+    data = uneven_data()
+    run = keel.run(SHORT, model=small_network(), data=data, out=tmp_path / "run")
+    with torch.no_grad():
+        right = run.module(data.test.inputs).argmax(1) == data.test.targets
+    assert right.float().mean().item() == pytest.approx(run.records[-1]["accuracy"])
+
+
+def test_equal_specs_give_equal_files(tmp_path: Path) -> None:
+    one, two = (keel.run(SHORT, out=tmp_path / name) for name in "ab")
+    for name in ("spec.toml", "metrics.jsonl"):
+        assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
+    assert one.summary["model_sha256"] == two.summary["model_sha256"]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing after it runs."""
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "ghbm", "localghbm", "fedhbm"])
+@pytest.mark.parametrize("checkpoint_every", [0.0, 1e9])
+def test_a_killed_run_resumes_to_the_same_bits(
+    algorithm: str, checkpoint_every: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", checkpoint_every)
+    table = {**SHORT, "algorithm": {"name": algorithm}}
+    whole = keel.run(table, out=tmp_path / "whole")
+    path = tmp_path / "killed"
+
+    def kill_at(t: int) -> Any:
+        def hook(record: dict[str, Any], *_: object) -> None:
+            if record["round"] == t:
+                raise Killed
+
+        return hook
+
+    with pytest.raises(Killed):
+        keel.run(table, out=path, hooks=[kill_at(11)])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 12, "cohort": [1')  # a line cut short
+    with pytest.raises(Killed):
+        keel.resume(path, hooks=[kill_at(17)])
+    resumed = keel.resume(path)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert (path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    run = keel.run(SHORT, out=tmp_path / "run")
+    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+    again = keel.resume(run.path)
+    assert again.summary == run.summary
+    assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+
+
+def test_a_diverged_run_says_so_and_stays_so(tmp_path: Path) -> None:
+    run = keel.run({**SHORT, "local": {"lr": 1e30}}, out=tmp_path / "run")
+    assert run.status == "diverged"
+    assert run.accuracy is None
+    assert keel.resume(run.path).status == "diverged"
+
+
+def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
+    whole = keel.run(SHORT, out=tmp_path / "whole")
+    fsync, calls = os.fsync, [0]
+
+    def full(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] > 40:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        keel.run(SHORT, out=tmp_path / "full")
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert not list((tmp_path / "full").rglob("*.new"))
+    assert keel.resume(tmp_path / "full").summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+def test_the_engine_of_the_first_start_is_kept(tmp_path: Path) -> None:
+    run = keel.run({**SHORT, "engine": {"name": "serial"}}, out=tmp_path / "run")
+    assert RunFolder.open(run.path).engine == "serial"
+
+
+def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(keel.KeelError, match="exists"):
+        keel.run(SHORT, out=tmp_path / "mine")
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    run = keel.run(SHORT, out=tmp_path / "run")
+    with RunFolder.open(run.path).locked(), pytest.raises(keel.KeelError, match="another process"):
+        keel.resume(run.path)
+
+
+def test_objects_passed_in_python_have_to_be_passed_again(tmp_path: Path) -> None:
+    run = keel.run(SHORT, model=small_network(), data=uneven_data(), out=tmp_path / "run")
+    with pytest.raises(keel.KeelError, match="model="):
+        keel.resume(run.path)
+    assert keel.resume(run.path, model=small_network(), data=uneven_data()).status == "finished"
+
+
+def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
+    worker = threading.Thread(target=keel.run, args=(SHORT,), kwargs={"out": tmp_path / "run"})
+    worker.start()
+    worker.join()
+    assert RunFolder.open(tmp_path / "run").ended
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path) -> None:
+    options = ["--rounds", "600", "--engine", "serial", "--quiet", "--set", "evaluation.last=5"]
+    command = [sys.executable, "-m", "keel.cli"]
+    started = subprocess.Popen([*command, "run", *options, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (metrics.exists() and metrics.read_text().count("\n") > 20):
+        time.sleep(0.02)
+    started.send_signal(how)
+    _, messages = started.communicate(timeout=60)
+    if how == signal.SIGKILL:
+        assert not (tmp_path / "run" / "summary.json").exists()
+    else:
+        assert started.returncode == 130
+        assert b"keel resume run" in messages
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    subprocess.run([*command, "resume", "run", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*command, "run", *options, "--out", "whole"], cwd=tmp_path, check=True, capture_output=True)
+    assert metrics.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_ctrl_c_stops_many_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "keel.cli", "demo", "--out", "demo", "--rounds", "250", "--seeds", "1", "--json"]
+    group = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + 90
+    while time.monotonic() < until and not any(
+        file.read_text().count("\n") > 20 for file in tmp_path.glob("demo/*/metrics.jsonl")
+    ):
+        time.sleep(0.02)
+    os.killpg(group.pid, signal.SIGINT)
+    _, messages = group.communicate(timeout=90)
+    assert group.returncode == 130
+    assert b"the same command goes on" in messages
+    assert b"Traceback" not in messages
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert [row["status"] for row in json.loads(done.stdout)] == ["finished"] * 4

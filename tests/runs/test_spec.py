@@ -1,0 +1,117 @@
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keel import KeelError, make_spec
+from keel.algorithms import REGISTRY
+from keel.runs.spec import Spec, defaults, override
+
+SECTIONS = sorted(Spec.model_fields)
+FIELDS = sorted({f for s in Spec.model_fields.values() for f in getattr(s.annotation, "model_fields", {})})
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"sede": 1}, "spec: 'sede' is not known; did you mean 'seed'?"),
+    ({"local": {"leraning_rate": 1}}, "local: 'leraning_rate' is not known"),
+    ({"local": {"epoch": 1}}, "did you mean 'epochs'?"),
+    ({"algorithm": {"name": "fedhmb"}}, "algorithm.name: 'fedhmb' is not known; did you mean 'fedhbm'?"),
+    ({"algorithm": {"name": "ghbm", "tua": 3}}, "algorithm (ghbm): 'tua' is not known; did you mean 'tau'?"),
+    ({"algorithm": {"name": "ghbm", "tau": 0}}, "algorithm.tau: input should be greater than or equal to 1, not 0"),
+    ({"algorithm": {"name": "ghbm", "beta": 1.5}}, "algorithm.beta: input should be less than or equal to 1, not 1.5"),
+    ({"algorithm": {"name": "fedavg", "beta": 0.5}}, "has no hyper-parameters"),
+    ({"algorithm": {"name": "no_such_module:Thing"}}, "cannot be imported"),
+    ({"algorithm": {"name": "keel.errors:KeelError"}}, "is not a subclass of keel.Algorithm"),
+    ({"algorithm": {"beta": "high", "name": "ghbm"}}, "algorithm.beta: input should be a valid number, not 'high'"),
+    ({"algorithm": "ghbm"}, "algorithm: 'ghbm' is not a table"),
+    ({"rounds": "many"}, "rounds: input should be a valid integer, not 'many'"),
+    ({"rounds": 0}, "rounds: input should be greater than or equal to 1, not 0"),
+    ({"rounds": True}, "rounds: input should be a valid integer, not True"),
+    ({"seed": -1}, "seed: input should be greater than or equal to 0, not -1"),
+    ({"participation": {"rate": 0.0}}, "participation.rate: input should be greater than 0, not 0.0"),
+    ({"participation": {"rate": 1.5}}, "participation.rate: input should be less than or equal to 1, not 1.5"),
+    ({"participation": {"sampler": "random"}}, "participation.sampler: input should be 'uniform', 'cyclic'"),
+    ({"local": {"lr": -0.1}}, "local.lr: input should be greater than 0, not -0.1"),
+    ({"local": {"lr": float("nan")}}, "local.lr: input should be a finite number"),
+    ({"local": {"epochs": 1, "steps": 2}}, "local: needs either epochs or steps"),
+    ({"local": 3}, "local: 3 is not a table"),
+    ({"data": {"name": "digitz"}}, "data.name: input should be 'digits'"),
+    ({"data": {"alpha": -1.0}}, "data.alpha: input should be greater than or equal to 0"),
+    ({"data": {"name": "arrays"}}, "data: needs inputs, labels, test_inputs, test_labels"),
+    ({"data": {"inputs": "x.npy"}}, "data: inputs goes with name = 'arrays'"),
+    ({"data": {"partition": "key"}}, "data: the digits have no natural key"),
+    ({"model": {"name": "mpl"}}, "name: 'mpl' is not known; did you mean 'mlp'?"),
+    ({"model": {"name": "mlp", "hiden": [3]}}, "model (mlp): 'hiden' is not known; did you mean 'hidden'?"),
+    ({"engine": {"name": "warp"}}, "engine.name: input should be 'auto'"),
+]
+
+
+@pytest.mark.parametrize(("table", "words"), WRONG, ids=lambda value: str(value)[:60])
+def test_a_mistake_is_named_with_what_would_be_accepted(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(KeelError) as caught:
+        make_spec(table)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2)
+)
+names = st.one_of(st.sampled_from(FIELDS + SECTIONS), st.text(max_size=6))
+tables = st.dictionaries(
+    st.one_of(st.sampled_from(SECTIONS), st.text(max_size=6)),
+    st.one_of(values, st.dictionaries(names, values, max_size=4)),
+    max_size=4,
+)
+
+
+@given(tables)
+@settings(max_examples=400)
+def test_any_table_is_a_spec_or_one_helpful_line(table: dict[str, Any]) -> None:
+    try:
+        spec = make_spec(table)
+    except KeelError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert make_spec(tomllib.loads(spec.to_toml())) == spec
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_resolved_spec_reads_back_as_itself(name: str) -> None:
+    spec = make_spec({"algorithm": {"name": name}})
+    assert make_spec(tomllib.loads(spec.to_toml())) == spec
+
+
+def test_defaults_suit_the_data_and_the_algorithm() -> None:
+    known = defaults()["digits"]
+    spec = make_spec({"algorithm": {"name": "ghbm"}})
+    assert spec.rounds == known["rounds"]
+    assert spec.local.lr == known["with"]["ghbm"]["local"]["lr"]
+    assert make_spec({"algorithm": {"name": "ghbm"}, "local": {"lr": 0.7}}).local.lr == 0.7
+
+
+def test_every_default_belongs_to_something() -> None:
+    for name in defaults()["digits"]["with"]:
+        assert name in REGISTRY
+
+
+def test_steps_take_the_place_of_default_epochs() -> None:
+    local = make_spec({"local": {"steps": 7}}).local
+    assert (local.steps, local.epochs) == (7, None)
+
+
+def test_weighted_sampling_is_not_weighted_twice() -> None:
+    assert make_spec({"participation": {"sampler": "weighted"}}).server.weighting == "uniform"
+    asked = {"participation": {"sampler": "weighted"}, "server": {"weighting": "examples"}}
+    assert make_spec(asked).server.weighting == "examples"
+
+
+def test_overrides_are_toml_values_or_text() -> None:
+    table = override({"local": {"lr": 1}}, ["local.lr=0.5", "algorithm.name=ghbm", "model.hidden=[8, 8]", "seed=3"])
+    assert table == {"local": {"lr": 0.5}, "algorithm": {"name": "ghbm"}, "model": {"hidden": [8, 8]}, "seed": 3}
+
+
+@pytest.mark.parametrize("assignment", ["local.lr", "=3", "seed.x=1"])
+def test_a_wrong_override_is_refused(assignment: str) -> None:
+    with pytest.raises(KeelError, match="--set"):
+        override({"seed": 1}, [assignment])
