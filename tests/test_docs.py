@@ -67,7 +67,7 @@ def test_the_readme_names_every_algorithm() -> None:
 
 
 def test_defaults_on_the_digits_are_points_of_the_grid() -> None:
-    grid = tomllib.loads((ROOT / "src/keel/runs/digits_grid.toml").read_text())["grid"]
+    grid = tomllib.loads((ROOT / "results/digits_grid.toml").read_text())["grid"]
     chosen = defaults()["digits"]["with"]
     assert chosen.keys() == grid.keys()
     for name, axes in grid.items():

@@ -1,6 +1,9 @@
-"""What a client does in a round: the one function that every engine calls, whatever it runs on."""
+"""What a client does in a round, whatever it runs on: the function that the engines call for each client.
 
-from dataclasses import dataclass, replace
+The cohort engine runs the same steps for all clients at once, from the same parts.
+"""
+
+from dataclasses import dataclass
 from math import ceil
 from types import EllipsisType
 
@@ -8,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientContext, Memory, Message, Path
+from keel.algorithms.base import Algorithm, Context, Memory, Message, Path
 from keel.data.federated import Examples
 from keel.params import FlatModel, Loss
+from keel.randomness import draws, torch_draws
 
 CHUNK = 512
 """Examples of a full gradient that are computed at a time."""
@@ -49,6 +53,19 @@ class LocalWork:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What every client of a run does in every round."""
+
+    algorithm: Algorithm
+    loss: Loss
+    work: LocalWork
+    seed: int
+
+    def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
+        return self.work.minibatches(examples, draws(self.seed, "minibatches", round, client))
+
+
+@dataclass(frozen=True)
 class ClientResult:
     """What a client's round gave: what it sends, what it keeps, and the loss it saw (which does not travel)."""
 
@@ -80,26 +97,39 @@ class Seen:
 
 
 def train_client(
-    algorithm: Algorithm,
+    recipe: Recipe,
     model: FlatModel,
-    loss: Loss,
+    client: int,
     examples: Examples,
     received: Message,
     memory: Memory,
-    ctx: ClientContext,
-    work: LocalWork,
-    stream: np.random.Generator,
+    round_ctx: Context,
 ) -> ClientResult:
     """One client's round. `model` is a place to compute in; its weights are overwritten."""
-    steps = work.count(len(examples))
-    ctx = replace(ctx, steps=steps)
+    with torch_draws(recipe.seed, "local", round_ctx.round, client):  # dropout
+        return _train(recipe, model, client, examples, received, memory, round_ctx)
+
+
+def _train(
+    recipe: Recipe,
+    model: FlatModel,
+    client: int,
+    examples: Examples,
+    received: Message,
+    memory: Memory,
+    round_ctx: Context,
+) -> ClientResult:
+    algorithm, loss, work = recipe.algorithm, recipe.loss, recipe.work
+    minibatches = recipe.minibatches(len(examples), round_ctx.round, client)
+    steps = len(minibatches)
+    ctx = round_ctx.for_client(steps)
     w = model.weights
     w.copy_(received["theta"])
     start = w.clone()
     full = full_gradient(model, loss, examples) if "full_gradient" in algorithm.observes else None
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
     seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-    for indices in work.minibatches(len(examples), stream):
+    for indices in minibatches:
         minibatch = examples[indices]
         seen.begin_step()
 
@@ -121,10 +151,13 @@ def train_client(
     return ClientResult(message, memory, steps, seen.losses / steps)
 
 
-def probe_client(model: FlatModel, loss: Loss, examples: Examples, received: Message) -> Message:
+def probe_client(
+    recipe: Recipe, model: FlatModel, client: int, examples: Examples, received: Message, ctx: Context
+) -> Message:
     """The first phase of a round, for algorithms that have one: the full gradient at the server's model."""
-    model.weights.copy_(received["theta"])
-    return {"gradient": full_gradient(model, loss, examples)}
+    with torch_draws(recipe.seed, "probe", ctx.round, client):
+        model.weights.copy_(received["theta"])
+        return {"gradient": full_gradient(model, recipe.loss, examples)}
 
 
 def full_gradient(model: FlatModel, loss: Loss, examples: Examples) -> Tensor:

@@ -24,15 +24,15 @@ class Evaluator:
         """Test loss, accuracy, and accuracy per class (None for a class that the test examples lack)."""
         self.model.weights.copy_(theta)
         test, classes = self.task.data.test, self.task.data.classes
-        loss, right, held = torch.zeros(()), torch.zeros(classes), torch.zeros(classes)
+        loss, right, held = 0.0, torch.zeros(classes), torch.zeros(classes)
         for start in range(0, len(test), BATCH):
             inputs, targets = test.inputs[start : start + BATCH], test.targets[start : start + BATCH]
             outputs = self.model.module(inputs)
-            loss += self.task.loss(outputs, targets).sum()
+            loss += self.task.loss(outputs, targets).double().sum().item()
             right += torch.bincount(targets[outputs.argmax(1) == targets], minlength=classes)
             held += torch.bincount(targets, minlength=classes)
         return {
-            "test_loss": loss.item() / len(test),
+            "test_loss": loss / len(test),
             "accuracy": right.sum().item() / len(test),
             "class_accuracy": [r / n if n else None for r, n in zip(right.tolist(), held.tolist(), strict=True)],
         }

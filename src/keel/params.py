@@ -10,6 +10,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
 from keel.errors import KeelError
 
@@ -21,8 +22,9 @@ class FlatModel:
     """A copy of `module` whose trainable parameters are views of the vector `weights`."""
 
     def __init__(self, module: nn.Module):
-        _refuse_batch_statistics(module)
-        self.module = deepcopy(module)
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+            raise KeelError("model: has lazy layers; accepted: one that has seen an input and knows its shapes")
+        self.module = deepcopy(module).train()
         trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
             raise KeelError(f"model: {type(module).__name__} has no trainable parameters")
@@ -60,12 +62,3 @@ class FlatModel:
 def fingerprint(vector: Tensor) -> str:
     """SHA-256 of the vector's bytes: two models are equal to the bit when these are."""
     return sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def _refuse_batch_statistics(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise KeelError(
-                f"model: {name or type(part).__name__} is batch normalisation, whose running statistics "
-                "are no parameters and would not be federated; accepted: nn.GroupNorm or nn.LayerNorm in its place"
-            )

@@ -13,7 +13,7 @@ import torch
 
 def key(seed: int, purpose: str, *position: int) -> int:
     """A 128-bit number that stands for one purpose at one position of one run."""
-    text = "/".join([str(seed), purpose, *map(str, position)])
+    text = "\x1f".join([str(seed), purpose, *map(str, position)])
     return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
 
 

@@ -1,6 +1,7 @@
 """The loop: sample, broadcast, train, aggregate, evaluate, tell the hooks. Knows no algorithm, engine or file."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from keel.algorithms.base import ClientContext, Memory, Message, Report, State
-from keel.client import LocalWork
+from keel.algorithms.base import Context, Memory, Message, Report, State
+from keel.client import LocalWork, Recipe
 from keel.engines import Problem, RoundWork, make_engine
 from keel.evaluation import Evaluator
 from keel.params import FlatModel
@@ -43,7 +44,7 @@ class Training:
         self.spec, self.task = spec, task
         local = spec.local
         work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
-        self.engine = make_engine(spec.engine.name, Problem(task, spec.algorithm, work, spec.seed))
+        self.engine = make_engine(spec.engine.name, Problem(task, Recipe(spec.algorithm, task.loss, work, spec.seed)))
         self.sampler = make_sampler(spec, task)
         self.evaluate = Evaluator(task)
         self.initial = FlatModel(task.module).weights
@@ -59,7 +60,8 @@ class Training:
         """Runs what is left; the answer is finished, diverged or (when `stop` said so) interrupted."""
         while position.round < self.spec.rounds:
             began = perf_counter()
-            record = self._round(position)
+            with one_thread():
+                record = self._round(position)
             for hook in hooks:
                 hook(record, position, perf_counter() - began)
             if record.get("diverged"):
@@ -74,26 +76,32 @@ class Training:
         ctx = self._context(t, len(cohort))
         traffic = Traffic(len(cohort), counts=not algorithm.pooled)
         weights = self._weights(cohort)
-        received = traffic.down(algorithm.broadcast(position.server, ctx))
+        server = position.server
+        received = traffic.down(algorithm.broadcast(server, ctx))
         memories = [position.memories.get(int(c)) or algorithm.init_client(self.initial) for c in cohort]
         work = RoundWork(cohort, received, memories, ctx)
         if algorithm.probes:
             probes = zip(self.engine.probe(work), weights, strict=True)
-            reports = (Report(traffic.up(message), weight, 0) for message, weight in probes)
-            position.server, more = algorithm.absorb(position.server, reports, ctx)
+            gradients = (Report(traffic.up(message), weight, steps=0) for message, weight in probes)
+            server, more = algorithm.absorb(server, gradients, ctx)
             work = replace(work, received={**received, **traffic.down(more)})
         losses: list[float] = []
+        kept: dict[int, Memory] = {}
 
         def receive() -> Iterator[Report]:
-            """The reports as they come, in the order of the cohort; what the clients keep is put away on the way."""
+            """The reports as they come, in the order of the cohort."""
             for client, weight, result in zip(cohort.tolist(), weights, self.engine.train(work), strict=True):
                 if result.memory:
-                    position.memories[client] = result.memory
+                    kept[client] = result.memory
                 losses.append(float(result.loss))
                 yield Report(traffic.up(result.message), weight, result.steps)
 
-        position.server = algorithm.aggregate(position.server, receive(), ctx)
-        position.round = t
+        reports = receive()
+        server = algorithm.aggregate(server, reports, ctx)
+        for _ in reports:  # an algorithm may not have needed them all; the clients took part all the same
+            pass
+        position.round, position.server = t, server
+        position.memories.update(kept)
         record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
         record["train_loss"] = _finite(float(np.mean(losses)))
         theta = position.server["theta"]
@@ -112,16 +120,15 @@ class Training:
         sizes = self.task.data.partition.sizes[cohort]
         return (sizes / sizes.sum()).tolist()
 
-    def _context(self, t: int, cohort: int) -> ClientContext:
+    def _context(self, t: int, cohort: int) -> Context:
         spec = self.spec
-        return ClientContext(
+        return Context(
             round=t,
             clients=self.sampler.clients,
             cohort=cohort,
             period=self.sampler.period,
             lr=learning_rate(spec.local.lr, spec.local.schedule, spec.local.decay, t, spec.rounds),
             server_lr=learning_rate(spec.server.lr, spec.server.schedule, spec.server.decay, t, spec.rounds),
-            steps=0,  # each client's own are put in where it is trained
         )
 
     def _due(self, t: int) -> bool:
@@ -140,6 +147,17 @@ def make_sampler(spec: Spec, task: Task) -> Sampler:
             return Cyclic(clients, size, spec.seed)
         case "weighted":
             return Weighted(size, sizes, spec.seed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread within an operation: how PyTorch splits a sum over threads changes its bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Traffic:

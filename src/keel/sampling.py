@@ -44,8 +44,9 @@ class Uniform:
 class Cyclic:
     """A fixed shuffled order, dealt out over a period of ceil(clients / size) rounds, then again.
 
-    Each client takes part exactly once in a period, always in the same round of it. Where `size` does not divide
-    `clients` some cohorts are smaller by one, so that this still holds (the paper's assumption "Cyclic Participation").
+    Each client takes part exactly once in a period, always in the same round of it (the paper's assumption "Cyclic
+    Participation"). For this to hold where `size` does not divide `clients`, the cohorts of a period are made as even
+    as they can be, and none is above `size`.
     """
 
     clients: int

@@ -1,5 +1,6 @@
 """Algorithms that must coincide, and cases small enough to do by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,11 @@ from torch import Tensor
 
 from keel.algorithms import make_algorithm
 from keel.algorithms.base import ClientContext, Path, Report
-from tests.conftest import uneven_training
+from keel.data.federated import Partition
+from keel.rounds import Training
+from keel.runs.spec import make_spec
+from keel.task import make_task
+from tests.conftest import small_network, uneven_data, uneven_training
 
 
 def final(table: dict[str, Any]) -> Tensor:
@@ -26,11 +31,49 @@ def final(table: dict[str, Any]) -> Tensor:
         {"name": "localghbm", "beta": 0.0},
         {"name": "fedhbm", "beta": 0.0},
         {"name": "ghbm", "tau": 1000},
+        {"name": "fedprox", "mu": 0.0},
+        {"name": "fedacg", "lambda_": 0.0, "beta": 0.0},
+        {"name": "fedcm", "alpha": 1.0},
+        {"name": "fedadc", "beta": 0.0},
+        {"name": "adabest", "mu": 0.0, "beta": 0.0},
     ],
     ids=str,
 )
 def test_without_momentum_they_are_fedavg(algorithm: dict[str, Any]) -> None:
     torch.testing.assert_close(final({"algorithm": algorithm}), final({"algorithm": {"name": "fedavg"}}))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"name": "scaffold_m", "beta": 1.0}, {"name": "scaffold"}),
+        ({"name": "mimemom", "beta": 0.0}, {"name": "mime"}),
+        ({"name": "ghbm", "tau": 1, "beta": 0.7}, {"name": "fedadc", "beta": 0.7}),
+    ],
+    ids=str,
+)
+def test_algorithms_that_coincide(one: dict[str, Any], other: dict[str, Any]) -> None:
+    torch.testing.assert_close(final({"algorithm": one}), final({"algorithm": other}), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "mime"])
+def test_with_one_client_there_is_no_drift_to_correct(name: str) -> None:
+    # All data at one client that always takes part, in one minibatch: the corrections cancel and SGD is left.
+    whole = {"participation": {"rate": 1.0}, "local": {"batch": 1000, "epochs": 3, "lr": 0.05}, "rounds": 8}
+    settings = make_spec({**whole, "data": {"name": "custom"}, "model": {"name": "custom"}})
+    data = uneven_data()
+    alone = replace(data, partition=Partition.of([data.partition.indices]))
+    ends = []
+    for algorithm in (name, "fedavg"):
+        spec = settings.model_copy(update={"algorithm": make_algorithm(algorithm)})
+        training = Training(spec, make_task(spec, module=small_network(), data=alone))
+        position = training.start()
+        training.run(position, [])
+        ends.append(position.server["theta"])
+    if name == "mime":
+        torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
+    else:  # c_i = c after every round, so the two never differ either
+        torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
 
 
 CYCLIC = {"participation": {"rate": 0.5, "sampler": "cyclic"}}
@@ -77,3 +120,61 @@ def test_fedhbm_by_hand() -> None:
     message, memory = fedhbm.report(Path(torch.tensor([3.0]), torch.tensor([2.5])), theta, memory, context(4))
     assert message["delta"].item() == 0.5
     assert direction(2.0, t=9) == pytest.approx(1 + (2.5 - 2.0) / (5 * 0.5 * 4))
+
+
+def one(value: float) -> Tensor:
+    return torch.tensor([value])
+
+
+def test_scaffold_by_hand() -> None:
+    scaffold = make_algorithm("scaffold")
+    server = {"theta": one(10.0), "c": one(1.0)}
+    received = scaffold.broadcast(server, context())
+    assert scaffold.direction(one(10.0), lambda w: one(5.0), received, {"c": one(2.0)}, context()).item() == 5 - 2 + 1
+    path = Path(one(10.0), one(7.0), mean_gradient=one(6.0))
+    message, memory = scaffold.report(path, received, {"c": one(2.0)}, context())
+    assert (message["delta"].item(), message["control"].item(), memory["c"].item()) == (3, 4, 6)
+    reports = [Report(message, 0.5, 4), Report({"delta": one(1.0), "control": one(2.0)}, 0.5, 4)]
+    server = scaffold.aggregate(server, reports, context())
+    assert server["theta"].item() == 10 - 2
+    assert server["c"].item() == 1 + 2 / 4 * 3  # S/N = 2/4: without it c would be 4
+
+
+def test_feddyn_by_hand() -> None:
+    feddyn = make_algorithm("feddyn", alpha=0.5)
+    server, memory = {"theta": one(4.0), "h": one(1.0)}, {"g": one(2.0)}
+    u = feddyn.direction(one(3.0), lambda w: one(7.0), {"theta": one(4.0)}, memory, context())
+    assert u.item() == 7 - 2 + 0.5 * (3 - 4)
+    message, memory = feddyn.report(Path(one(4.0), one(2.0)), {}, memory, context())
+    assert memory["g"].item() == 2 + 0.5 * 2
+    server = feddyn.aggregate(server, [Report(message, 1.0, 4)], context())
+    assert server["h"].item() == 1 + 0.5 * 2 / 4 * 2
+    assert server["theta"].item() == 4 - 2 - 1.5 / 0.5
+
+
+def test_adabest_by_hand() -> None:
+    adabest = make_algorithm("adabest", mu=0.5, beta=0.25)
+    memory = {"h": one(6.0), "last": one(4.0)}
+    message, memory = adabest.report(Path(one(4.0), one(2.0)), {}, memory, context(t=7))
+    assert memory["h"].item() == 6 / 3 + 0.5 * 2
+    assert memory["last"].item() == 7
+    server = adabest.aggregate({"theta": one(4.0), "average": one(10.0)}, [Report(message, 1.0, 4)], context())
+    assert server["average"].item() == 2
+    assert server["theta"].item() == 2 - 0.25 * (10 - 2)
+
+
+def test_fedadam_and_its_siblings_by_hand() -> None:
+    report = [Report({"delta": one(3.0)}, 1.0, 4)]
+    state = {"theta": one(1.0), "m": one(1.0), "v": one(16.0)}
+    expected = {"fedadam": 0.75 * 16 + 0.25 * 9, "fedyogi": 16 - 0.25 * 9, "fedadagrad": 16 + 9}
+    for name, v in expected.items():
+        server = make_algorithm(name, beta1=0.5, beta2=0.75, epsilon=1.0).aggregate(state, report, context())
+        assert server["v"].item() == v
+        assert server["theta"].item() == pytest.approx(1 - 2 / (v**0.5 + 1))
+
+
+def test_weights_and_unequal_steps_enter_fedcm() -> None:
+    reports = [Report({"delta": one(4.0)}, 0.25, 2), Report({"delta": one(8.0)}, 0.75, 8)]
+    server = make_algorithm("fedcm").aggregate({"theta": one(0.0), "m": one(0.0)}, reports, context(lr=0.5))
+    assert server["theta"].item() == -(0.25 * 4 + 0.75 * 8)
+    assert server["m"].item() == 0.25 * 4 / (0.5 * 2) + 0.75 * 8 / (0.5 * 8)

@@ -92,7 +92,8 @@ def test_a_natural_key_gives_each_of_its_values_a_client(keys: list[str]) -> Non
         ({"clients": 2, "alpha": 0.0}, "cannot cover 4 classes"),
         ({"keys": np.arange(5)}, "5 keys for 8 inputs"),
         ({"keys": np.arange(8), "clients": 3}, "there are 8 keys"),
-        ({}, "data.clients: missing"),
+        ({}, "data.clients: None; accepted: a whole number from 1"),
+        ({"clients": 2, "alpha": float("nan")}, "data.alpha: nan"),
     ],
 )
 def test_impossible_splits_are_refused_with_the_reason(arguments: dict, words: str) -> None:

@@ -60,10 +60,8 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         down.append(more)
     path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, velocity=theta)
     up.append(algorithm.report(path, {**received, **down[-1]}, memory, ctx)[0])
-    sent = {
-        way: sum(t.numel() for m in messages for t in m.values()) / size
-        for way, messages in (("down", down), ("up", up))
-    }
+    units = [sum(t.numel() for message in way for t in message.values()) / size for way in (down, up)]
+    sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
         sent = {"down": 0.0, "up": 0.0}
     return {
@@ -80,13 +78,17 @@ def _imported(name: str) -> type[Algorithm]:
     module_name, _, class_name = name.partition(":")
     folder = str(pathlib.Path.cwd())
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     try:
         cls = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise KeelError(f"algorithm.name: {name!r} cannot be imported ({error}); accepted: module:Class") from error
+    except Exception as error:  # it is the user's module: whatever it raises is theirs to mend
+        reason = f"{type(error).__name__}: {error}"
+        raise KeelError(f"algorithm.name: {name!r} cannot be imported ({reason}); accepted: module:Class") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise KeelError(f"algorithm.name: {name!r} is not a subclass of keel.Algorithm")
+    for attribute in ("name", "title", "paper"):
+        if not isinstance(getattr(cls, attribute, None), str):
+            raise KeelError(f"algorithm.name: {name!r} has no {attribute}; accepted: a text")
     return cls
 
 

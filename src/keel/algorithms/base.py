@@ -43,6 +43,9 @@ class Context:
     """The local learning rate of this round."""
     server_lr: float
 
+    def for_client(self, steps: "int | Tensor") -> "ClientContext":
+        return ClientContext(**vars(self), steps=steps)
+
 
 @dataclass(frozen=True)
 class ClientContext(Context):

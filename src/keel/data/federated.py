@@ -71,5 +71,15 @@ class FederatedData:
     partition: Partition
     classes: int
 
+    @classmethod
+    def of(cls, name: str, train: Examples, test: Examples, partition: Partition) -> "FederatedData":
+        """With as many classes as the labels tell."""
+        if train.inputs.shape[1:] != test.inputs.shape[1:]:
+            raise KeelError(
+                f"data.test_inputs: shape {tuple(test.inputs.shape[1:])} of an input; "
+                f"accepted: {tuple(train.inputs.shape[1:])}, as in data.inputs"
+            )
+        return cls(name, train, test, partition, 1 + int(max(train.targets.max(), test.targets.max())))
+
     def client(self, client: int) -> Examples:
         return self.train[self.partition[client]]

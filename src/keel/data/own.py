@@ -25,8 +25,8 @@ def federate(
 
     With `clients`, `alpha` is the concentration of Dirichlet label mixes (0: one class per client); None is IID.
     """
-    train = examples(np.asarray(inputs), np.asarray(labels), "data.")
-    held_out = examples(np.asarray(test[0]), np.asarray(test[1]), "data.test_")
+    train = examples(_array(inputs), _array(labels), "data.")
+    held_out = examples(_array(test[0]), _array(test[1]), "data.test_")
     partition = deal(
         train.targets.numpy(),
         draws(seed, "partition"),
@@ -34,5 +34,8 @@ def federate(
         clients=clients,
         alpha=alpha,
     )
-    classes = 1 + int(max(train.targets.max(), held_out.targets.max()))
-    return FederatedData(name, train, held_out, partition, classes)
+    return FederatedData.of(name, train, held_out, partition)
+
+
+def _array(values: ArrayLike | torch.Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

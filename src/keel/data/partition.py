@@ -1,5 +1,7 @@
 """Ways to deal examples out to clients. Each uses an example at most once and is a pure function of its stream."""
 
+from math import isfinite
+
 import numpy as np
 
 from keel.data.federated import Partition
@@ -22,8 +24,10 @@ def deal(
         if clients not in (None, partition.clients):
             raise KeelError(f"data.clients: {clients}, but there are {partition.clients} keys; leave it out")
         return partition
-    if clients is None:
-        raise KeelError("data.clients: missing; accepted: how many to deal the examples to, or keys that tell who")
+    if not isinstance(clients, int) or clients < 1:
+        raise KeelError(f"data.clients: {clients!r}; accepted: a whole number from 1, or keys that tell who holds what")
+    if alpha is not None and not (isfinite(alpha) and alpha >= 0):
+        raise KeelError(f"data.alpha: {alpha!r}; accepted: 0 (one class per client) or above")
     return iid(len(labels), clients, stream) if alpha is None else dirichlet(labels, clients, alpha, stream)
 
 

@@ -6,9 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from keel.algorithms.base import Algorithm, ClientContext, Memory, Message
-from keel.client import ClientResult, LocalWork
-from keel.randomness import draws
+from keel.algorithms.base import Context, Memory, Message
+from keel.client import ClientResult, Recipe
 from keel.task import Task
 
 
@@ -19,7 +18,7 @@ class RoundWork:
     cohort: np.ndarray
     received: Message
     memories: list[Memory]
-    ctx: ClientContext
+    ctx: Context
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,7 @@ class Problem:
     """What stays the same over the rounds of a run."""
 
     task: Task
-    algorithm: Algorithm
-    work: LocalWork
-    seed: int
-
-    def minibatch_stream(self, round: int, client: int) -> np.random.Generator:
-        return draws(self.seed, "minibatches", round, client)
+    recipe: Recipe
 
 
 class Engine(Protocol):

@@ -5,7 +5,6 @@ ordinary autograd, and the algorithm's own functions run on the rows at once. Ag
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch.func import vmap
 from keel.algorithms.base import Memory, Message, Path
 from keel.client import CHUNK, ClientResult, Seen, clipped, descend
 from keel.engines.base import Problem, RoundWork
+from keel.errors import KeelError
 from keel.params import FlatModel
 
 Minibatches = tuple[Tensor, Tensor, Tensor]
@@ -25,9 +25,10 @@ class Cohort:
     name = "cohort"
 
     def __init__(self, problem: Problem):
-        self.problem = problem
+        self.recipe, self.data = problem.recipe, problem.task.data
         self.model = FlatModel(problem.task.module)
         self._losses = vmap(self._loss)
+        self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         theta = work.received["theta"].expand(len(work.cohort), -1)
@@ -35,12 +36,11 @@ class Cohort:
             yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        problem, data, algorithm = self.problem, self.problem.task.data, self.problem.algorithm
+        algorithm, local = self.recipe.algorithm, self.recipe.work
         batches = []
-        for client in work.cohort:
-            held = data.partition[client]
-            stream = problem.minibatch_stream(work.ctx.round, client)
-            batches.append([held[batch] for batch in problem.work.minibatches(len(held), stream)])
+        for client in work.cohort.tolist():
+            held = self.data.partition[client]
+            batches.append([held[batch] for batch in self.recipe.minibatches(len(held), work.ctx.round, client)])
         # Longest first, so that those still at work are always the first rows: no client waits or is padded.
         steps = np.array([len(client_batches) for client_batches in batches])
         order = np.argsort(-steps, kind="stable")
@@ -59,26 +59,37 @@ class Cohort:
 
             def gradient(point: Tensor, rows: Tensor = rows, minibatches: Minibatches = minibatches) -> Tensor:
                 losses, gradients = self._gradients(point.expand_as(rows), minibatches)
-                return seen(losses, clipped(gradients, problem.work.clip))
+                return seen(losses, clipped(gradients, local.clip))
 
             mine = {name: value[active] for name, value in memory.items()}
-            u = algorithm.direction(rows, gradient, work.received, mine, replace(work.ctx, steps=column[active]))
+            u = algorithm.direction(rows, gradient, work.received, mine, work.ctx.for_client(column[active]))
             moving = None if velocity is None else velocity[active]
-            descend(rows, u, work.ctx.lr, problem.work.weight_decay, moving, algorithm.local_momentum)
+            descend(rows, u, work.ctx.lr, local.weight_decay, moving, algorithm.local_momentum)
         mean = None if seen.gradients is None else seen.gradients / column
         path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
-        message, memory = algorithm.report(path, work.received, memory, replace(work.ctx, steps=column))
+        message, memory = algorithm.report(path, work.received, memory, work.ctx.for_client(column))
         for row in np.argsort(order):
             yield ClientResult(
-                {name: value[row] for name, value in message.items()},
-                {name: value[row].clone() for name, value in memory.items()},  # a view would keep all rows alive
+                _row(message, row),
+                {name: value.clone() for name, value in _row(memory, row).items()},  # a view would keep all rows alive
                 int(column[row]),
                 seen.losses[row] / column[row, 0],
             )
 
+    def _try(self) -> None:
+        """Finds out before the first round whether the model can run as one program."""
+        rows = self.model.weights.expand(2, -1)
+        try:
+            self._gradients(rows, self._minibatches([self.data.partition[0][:1]] * 2))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise KeelError(
+                f"engine.name: 'cohort' cannot run this model as one program ({reason}); accepted: 'serial'"
+            ) from error
+
     def _full_gradients(self, theta: Tensor, cohort: np.ndarray) -> Tensor:
         """Each client's gradient over all its examples, some examples at a time."""
-        whole = self._minibatches([self.problem.task.data.partition[client] for client in cohort])
+        whole = self._minibatches([self.data.partition[client] for client in cohort.tolist()])
         total = torch.zeros_like(theta)
         for chunk in zip(*(torch.split(part, CHUNK, dim=1) for part in whole), strict=True):
             total += self._gradients(theta, chunk)[1]
@@ -86,7 +97,7 @@ class Cohort:
 
     def _minibatches(self, batches: list[np.ndarray]) -> Minibatches:
         indices, shares = _padded(batches)
-        train = self.problem.task.data.train
+        train = self.data.train
         return train.inputs[indices], train.targets[indices], shares
 
     def _gradients(self, weights: Tensor, minibatches: Minibatches) -> tuple[Tensor, Tensor]:
@@ -97,7 +108,12 @@ class Cohort:
         return losses.detach(), gradients
 
     def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        return (self.problem.task.loss(self.model.at(weights, inputs), targets) * shares).sum()
+        return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()
+
+
+def _row(tensors: Message, row: int) -> Message:
+    """One client's part; a tensor without rows (a received one, handed on) is everybody's."""
+    return {name: value[row] if value.dim() == 2 else value for name, value in tensors.items()}
 
 
 def _stacked(memories: list[Memory]) -> Memory:

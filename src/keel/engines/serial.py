@@ -12,25 +12,14 @@ class Serial:
     name = "serial"
 
     def __init__(self, problem: Problem):
-        self.problem = problem
+        self.recipe, self.data = problem.recipe, problem.task.data
         self.model = FlatModel(problem.task.module)
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
-        task = self.problem.task
-        for client in work.cohort:
-            yield probe_client(self.model, task.loss, task.data.client(client), work.received)
+        for client in work.cohort.tolist():
+            yield probe_client(self.recipe, self.model, client, self.data.client(client), work.received, work.ctx)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        problem = self.problem
-        for client, memory in zip(work.cohort, work.memories, strict=True):
-            yield train_client(
-                problem.algorithm,
-                self.model,
-                problem.task.loss,
-                problem.task.data.client(client),
-                work.received,
-                memory,
-                work.ctx,
-                problem.work,
-                problem.minibatch_stream(work.ctx.round, client),
-            )
+        for client, memory in zip(work.cohort.tolist(), work.memories, strict=True):
+            examples = self.data.client(client)
+            yield train_client(self.recipe, self.model, client, examples, work.received, memory, work.ctx)

@@ -10,7 +10,6 @@ from statistics import fmean
 from time import monotonic
 from typing import Any
 
-import torch
 from torch import nn
 
 from keel.algorithms import Algorithm
@@ -142,7 +141,7 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
             folder.save(position)
             saved[0] = monotonic()
 
-    with one_thread(), interruptible() as interrupted:
+    with interruptible() as interrupted:
         status = training.run(position, [keep, *hooks], stop=interrupted.is_set)
     folder.save(position)
     folder.finish(summarize(folder, training, position, status))
@@ -176,17 +175,6 @@ def summarize(folder: RunFolder, training: Training, position: Position, status:
         "parameters": training.parameters,
         "model_sha256": fingerprint(position.server["theta"]),
     }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread within an operation: how PyTorch splits a sum over threads changes its bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
