@@ -73,7 +73,8 @@ def test_a_pickle_in_place_of_an_array_is_not_opened(keel: Keel, tmp_path: Path)
     called = keel("run", "--data", "arrays", "--clients", "2", *options)
     assert called.code == 2
     assert "data.inputs" in called.err
-    assert "is not a .npy array of numbers" in called.err
+    assert "is not a .npy array of numbers or text" in called.err
+    assert "pickle" not in called.err
 
 
 @pytest.mark.parametrize(
@@ -121,10 +122,19 @@ def test_algorithms_as_json(keel: Keel) -> None:
     rows = {row["name"]: row for row in json.loads(keel("algorithms", "--json").out)}
     for row in rows.values():
         assert row.keys() == {"name", "title", "paper", "stateful", "down", "up", "relative_cost"}
-    assert {name: row["relative_cost"] for name, row in rows.items()}.items() >= {
-        "fedavg": 1.0, "fedavgm": 1.0, "ghbm": 1.5, "localghbm": 1.0, "fedhbm": 1.0,
-    }.items()  # fmt: skip
-    assert [name for name, row in rows.items() if row["stateful"]] == ["fedhbm", "localghbm"]
+    costs = {
+        0.0: ["centralized"],
+        1.0: ["fedavg", "fedprox", "feddyn", "adabest", "fedavgm", "fedacg", "localghbm", "fedhbm",
+              "fedadam", "fedyogi", "fedadagrad"],
+        1.5: ["ghbm", "ghbm_theory", "fedcm", "fedadc"],
+        2.0: ["scaffold", "mimelitemom", "mime"],
+        2.5: ["scaffold_m", "mimemom"],
+    }  # fmt: skip
+    assert {name: row["relative_cost"] for name, row in rows.items()} == {
+        name: cost for cost, names in costs.items() for name in names
+    }
+    stateful = {name for name, row in rows.items() if row["stateful"]}
+    assert stateful == {"adabest", "centralized", "feddyn", "fedhbm", "localghbm", "scaffold", "scaffold_m"}
 
 
 def test_algorithms_fit_a_terminal(keel: Keel) -> None:
@@ -155,6 +165,17 @@ def test_demo_writes_its_rows_its_runs_and_its_report(keel: Keel, tmp_path: Path
     again = keel("demo", "--seeds", "2", "--rounds", "12")
     assert "file://" in again.out
     assert again.err == ""  # nothing was run a second time
+
+
+def test_without_a_command_the_help_is_shown(keel: Keel) -> None:
+    called = keel()
+    assert called.code == 0
+    assert "Commands:" in called.out
+    assert "  run " in called.out
+
+
+def test_version(keel: Keel) -> None:
+    assert keel("--version").out == "0.1.0\n"
 
 
 def test_help_does_not_wait_for_pytorch() -> None:

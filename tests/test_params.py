@@ -45,7 +45,7 @@ def test_tied_parameters_count_once() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.BatchNorm1d(3), "batch normalisation"),
+        (nn.LazyLinear(3), "lazy layers"),
         (nn.Flatten(), "no trainable parameters"),
         (nn.Linear(2, 2).double(), "float32"),
     ],

@@ -54,15 +54,6 @@ def test_the_engine_is_chosen_by_the_model() -> None:
     assert choose("serial", build("mlp", (64,), 10, {})) == "serial"
 
 
-def test_validation_takes_examples_from_the_clients_and_never_looks_at_the_test_set() -> None:
-    plain = make_task(make_spec({})).data
-    held_out = make_task(make_spec({"evaluation": {"on": "validation"}})).data
-    assert len(held_out.test) == len(plain.train) // 5
-    assert len(held_out.train) + len(held_out.test) == len(plain.train)
-    training_rows = {tuple(row) for row in plain.train.inputs.tolist()}
-    assert all(tuple(row) in training_rows for row in held_out.test.inputs.tolist())
-
-
 @pytest.mark.parametrize("sampler", ["uniform", "cyclic", "weighted"])
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_every_sampler_trains_on_every_partition(sampler: str, partition: str) -> None:

@@ -1,7 +1,10 @@
 """The command. Imports what is heavy only when a command needs it, so that --help answers at once."""
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +13,26 @@ import typer
 from keel.errors import KeelError, Stopped
 
 app = typer.Typer(
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Federated learning that does not drift.",
 )
+
+
+@app.callback()
+def keel(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning that does not drift."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(version_of("keel-fl"))
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for a wrong option; it has no public name in every version that Keel lives with."""
@@ -96,7 +113,7 @@ def run(
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
     path = out or free_path(resolved)
-    with watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
+    with _kept(path), watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
         ended = run_spec(resolved, out=path, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
@@ -116,7 +133,7 @@ def resume(
     from keel.terminal import watching
 
     spec = RunFolder.open(path).spec
-    with watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
+    with _kept(path), watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
         ended = resume_run(path, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
@@ -126,7 +143,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG files.")] = None,
-    baseline: Annotated[str, typer.Option(help="The algorithm whose final accuracy is the target.")] = "fedavg",
+    baseline: Annotated[
+        str | None, typer.Option(help="The algorithm whose final accuracy is the target; FedAvg if it is there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """One self-contained page with the curves and the table of any number of runs.
@@ -205,8 +224,20 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         )
         console.print(f"run: {path}", soft_wrap=True)
     if summary["status"] == "interrupted":
-        errors.print(f"stopped; go on with: keel resume {path}", soft_wrap=True)
+        errors.print(f"stopped; go on with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
         raise typer.Exit(130)
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[None]:
+    """Says, when the disk is full or the folder cannot be written, that what was saved before is kept."""
+    try:
+        yield
+    except OSError as error:
+        more = (
+            f"; what was saved is kept: keel resume {shlex.quote(str(path))}" if (path / "spec.toml").exists() else ""
+        )
+        raise OSError(f"{error}{more}") from error
 
 
 def _print_json(value: Any) -> None:
@@ -221,15 +252,10 @@ def main() -> None:
         message = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
         typer.echo(f"keel: {' '.join(message.split())}", err=True)
         sys.exit(2)
-    except OSError as error:
-        # A full disk, a folder that cannot be written: what was saved before stays, and can be gone on with.
-        typer.echo(f"keel: {error}; what was saved before is kept (keel resume)", err=True)
+    except OSError as error:  # a full disk, a folder that cannot be written, a pipe that was closed
+        typer.echo(f"keel: {error}", err=True)
         sys.exit(1)
     except Stopped:
         typer.echo("keel: stopped; the same command goes on where it was", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

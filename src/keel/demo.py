@@ -21,4 +21,4 @@ def run_demo(out: Path, seeds: int, rounds: int | None, quiet: bool) -> Comparis
     labels = [spec.algorithm.title for spec in specs]
     with watching(labels, [spec.rounds for spec in specs], quiet) as watch:
         run_all(jobs, os.cpu_count() or 1, watch)
-    return compare([RunFolder.open(job.path) for job in jobs])
+    return compare([RunFolder.open(job.path) for job in jobs], baseline="fedavg")

@@ -98,6 +98,8 @@ def _try(task: Task) -> None:
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with torch_draws(0, "trial"), torch.no_grad():
+            for parameter in module.parameters():  # away from the start, where some buffers are at rest
+                parameter.add_(0.1 * torch.randn_like(parameter))
             outputs = module(few.inputs)
             losses = task.loss(outputs, few.targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from keel.rounds import Record
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, markup=False)
+errors = Console(stderr=True, highlight=False, markup=False)
 
 Watcher = Callable[[int, Record], None]
 """Hears of a round of run number so-and-so."""

@@ -1,5 +1,6 @@
 import json
 import statistics
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,42 @@ def test_a_lucky_round_does_not_count(tmp_path: Path) -> None:
     assert compare(read_runs([tmp_path])).rows()[1]["rounds_to_target"] is None
 
 
+def test_a_lucky_first_evaluation_does_not_count_either(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5] * 60, 1, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.9] + [0.1] * 59, 1, 0.1, **algorithm("ghbm"))
+    rows = compare(read_runs([tmp_path])).rows()
+    assert [row["rounds_to_target"] for row in rows] == [20, None]
+
+
+def test_a_run_that_was_made_twice_counts_once(tmp_path: Path) -> None:
+    for name in "ab":
+        made_up(tmp_path / name, [0.5], 1, 0.5, **algorithm("fedavg"))
+    assert compare(read_runs([tmp_path])).rows()[0]["seeds"] == 1
+
+
+def test_methods_are_measured_against_the_baseline_of_their_own_setting(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.9] * 40, 1, 0.9, data={"alpha": 0.0}, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.5] * 40, 1, 0.5, data={"alpha": 10.0}, **algorithm("fedavg"))
+    made_up(tmp_path / "c", [0.6] * 40, 1, 0.6, data={"alpha": 10.0}, **algorithm("ghbm"))
+    made_up(tmp_path / "d", [0.6] * 40, 1, 0.6, data={"alpha": 3.0}, **algorithm("ghbm"))
+    rows = compare(read_runs([tmp_path])).rows()
+    assert [row["target"] for row in rows] == [0.9, 0.5, 0.5, None]
+
+
+def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
+    with pytest.raises(KeelError, match="--baseline: 'fedagv' is not known"):
+        compare(read_runs([tmp_path]), "fedagv")
+
+
+def test_looking_at_a_folder_runs_no_code_that_it_names(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
+    spec = folder.path / "spec.toml"
+    spec.write_text(spec.read_text().replace('name = "ghbm"', 'name = "antigravity:Surprise"'))
+    assert compare(read_runs([tmp_path])).methods[0].algorithm == "antigravity:Surprise"
+    assert "antigravity" not in sys.modules
+
+
 def test_a_diverged_method_is_marked_and_does_not_hide_the_others(tmp_path: Path) -> None:
     made_up(tmp_path / "a", [0.5, 0.6], 1, 0.6, **algorithm("fedavg"))
     made_up(tmp_path / "b", [0.2], 1, None, "diverged", **algorithm("ghbm"))
@@ -79,7 +116,7 @@ def test_labels_tell_settings_apart_only_where_they_must(tmp_path: Path) -> None
 def test_without_the_baseline_there_is_no_target(tmp_path: Path) -> None:
     made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
     comparison = compare(read_runs([tmp_path]))
-    assert comparison.target is None
+    assert comparison.targets == [None]
     assert "Rounds and bytes" not in explanation(comparison)
 
 
@@ -99,7 +136,7 @@ def test_the_page_holds_all_it_needs_and_text_stays_text(tmp_path: Path) -> None
     assert hostile not in page
     assert "&lt;img src=x" in page
     assert 'src="http' not in page
-    assert "vegaEmbed" in page
+    assert "window.vegaEmbed=" in page
 
 
 def test_charts_are_written_as_svg(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path) -> None:
     options = ["--rounds", "600", "--engine", "serial", "--quiet", "--set", "evaluation.last=5"]
-    command = [sys.executable, "-m", "keel.cli"]
+    command = [sys.executable, "-m", "keel"]
     started = subprocess.Popen([*command, "run", *options, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
     metrics = tmp_path / "run" / "metrics.jsonl"
     until = time.monotonic() + 60
@@ -175,7 +175,7 @@ def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path
 
 
 def test_ctrl_c_stops_many_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "keel.cli", "demo", "--out", "demo", "--rounds", "250", "--seeds", "1", "--json"]
+    command = [sys.executable, "-m", "keel", "demo", "--out", "demo", "--rounds", "250", "--seeds", "1", "--json"]
     group = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
     until = time.monotonic() + 90
     while time.monotonic() < until and not any(

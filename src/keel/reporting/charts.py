@@ -51,8 +51,8 @@ def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt
         ],
     )
     layers = [band, line.add_params(pick)]
-    if comparison.target is not None:
-        target = alt.Chart(alt.InlineData(values=[{"target": comparison.target}]))
+    if targets := [{"target": target} for target in set(comparison.targets) if target is not None]:
+        target = alt.Chart(alt.InlineData(values=targets))
         layers.append(target.mark_rule(strokeDash=[4, 4], color="#888888").encode(y="target:Q"))
     return alt.layer(*layers).properties(width="container", height=320)
 

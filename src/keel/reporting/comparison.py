@@ -1,17 +1,25 @@
-"""Runs side by side: curves over seeds, final accuracy, and what it cost to reach a target."""
+"""Runs side by side: curves over seeds, final accuracy, and what it cost to reach a target.
+
+Reads run folders as text: it builds no model and imports no algorithm, so that any folder can be looked at.
+"""
 
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from keel.errors import KeelError
+from keel.errors import KeelError, unknown
 from keel.runs.folder import RunFolder
-from keel.runs.spec import Spec
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
+EVALUATIONS = 3
+"""Evaluations that such an average has at least."""
+
+Table = dict[str, Any]
+"""A resolved spec, as it stands in spec.toml."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class Method:
     """The runs that differ in nothing but the seed."""
 
     label: str
-    spec: Spec
+    table: Table
     seeds: list[int]
     rounds: np.ndarray
     """The rounds in which every one of the runs was evaluated."""
@@ -33,7 +41,14 @@ class Method:
 
     @property
     def algorithm(self) -> str:
-        return self.spec.algorithm.name
+        return self.table["algorithm"]["name"]
+
+    @property
+    def setting(self) -> Table:
+        """What two methods must share to be measured against one another: all but the algorithm and its rates."""
+        local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}
+        shared = ("rounds", "data", "model", "participation", "evaluation")
+        return {**{k: self.table[k] for k in shared}, "local": local}
 
     @property
     def accuracy_mean(self) -> float | None:
@@ -47,64 +62,74 @@ class Method:
     def reaches(self, target: float) -> tuple[int, int] | None:
         """The first round at which the accuracy stands at the target, and the bytes until then.
 
-        It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds, does: the
-        target is a mean over rounds too, and one lucky round does not count.
+        It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds (EVALUATIONS
+        of them at least), does: the target is a mean over rounds too, and one lucky round does not count.
         """
         curve = self.accuracy.mean(axis=0)
         for column, t in enumerate(self.rounds):
-            recent = (self.rounds > t - WINDOW) & (self.rounds <= t)
-            if curve[recent].mean() >= target:
+            first = min(int(np.searchsorted(self.rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
+            if first >= 0 and t >= WINDOW and curve[first : column + 1].mean() >= target:
                 return int(t), int(self.bytes[column])
         return None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods against the final accuracy of one of them, the baseline."""
+    """Methods, each against the final accuracy of the baseline in its own setting."""
 
     methods: list[Method]
-    baseline: Method | None
+    baseline: str
 
-    @property
-    def target(self) -> float | None:
-        return self.baseline.accuracy_mean if self.baseline else None
+    def baseline_of(self, method: Method) -> Method | None:
+        """The baseline's best in the setting of `method`, or None where it was not run."""
+        same = [m for m in self.methods if m.algorithm == self.baseline and m.setting == method.setting]
+        return max(same, key=lambda m: m.accuracy_mean or 0.0, default=None)
+
+    @cached_property
+    def targets(self) -> list[float | None]:
+        """Each method's target."""
+        found = [self.baseline_of(method) for method in self.methods]
+        return [base.accuracy_mean if base else None for base in found]
 
     def rows(self) -> list[dict[str, Any]]:
         """The table: what `keel demo --json` prints."""
-        base = self.baseline.reaches(self.target) if self.baseline and self.target is not None else None
-        rows = []
-        for method in self.methods:
-            cost = method.reaches(self.target) if self.target is not None else None
-            rows.append(
-                {
-                    "algorithm": method.algorithm,
-                    "label": method.label,
-                    "seeds": len(method.seeds),
-                    "status": method.status,
-                    "accuracy_mean": method.accuracy_mean,
-                    "accuracy_std": method.accuracy_std,
-                    "rounds_to_target": cost[0] if cost else None,
-                    "bytes_to_target": cost[1] if cost else None,
-                    "rounds_saved": 1 - cost[0] / base[0] if cost and base else None,
-                    "bytes_saved": 1 - cost[1] / base[1] if cost and base else None,
-                }
-            )
-        return rows
+        return [self._row(method, target) for method, target in zip(self.methods, self.targets, strict=True)]
+
+    def _row(self, method: Method, target: float | None) -> dict[str, Any]:
+        base = self.baseline_of(method)
+        cost = method.reaches(target) if target is not None else None
+        reference = base.reaches(target) if base and target is not None else None
+        return {
+            "algorithm": method.algorithm,
+            "label": method.label,
+            "seeds": len(method.seeds),
+            "status": method.status,
+            "accuracy_mean": method.accuracy_mean,
+            "accuracy_std": method.accuracy_std,
+            "target": target,
+            "rounds_to_target": cost[0] if cost else None,
+            "bytes_to_target": cost[1] if cost else None,
+            "rounds_saved": 1 - cost[0] / reference[0] if cost and reference else None,
+            "bytes_saved": 1 - cost[1] / reference[1] if cost and reference else None,
+        }
 
 
-def compare(folders: list[RunFolder], baseline: str = "fedavg") -> Comparison:
-    """The runs in these folders, grouped to methods; the target is the baseline's final accuracy if it is there."""
-    groups: dict[str, list[RunFolder]] = {}
+def compare(folders: list[RunFolder], baseline: str | None = None) -> Comparison:
+    """The runs in these folders, grouped to methods. Without a baseline it is FedAvg, if that is among them."""
+    groups: dict[str, dict[int, RunFolder]] = {}
     for folder in folders:
-        groups.setdefault(folder.spec.model_copy(update={"seed": 0}).to_toml(), []).append(folder)
-    specs = [group[0].spec for group in groups.values()]
-    methods = [
-        _method(label, spec, group) for label, spec, group in zip(_labels(specs), specs, groups.values(), strict=True)
-    ]
-    return Comparison(methods, next((m for m in methods if m.algorithm == baseline), None))
+        table = folder.table
+        seed = table.pop("seed")
+        groups.setdefault(repr(table), {}).setdefault(seed, folder)  # a run that was made twice counts once
+    members = [list(group.values()) for group in groups.values()]
+    labels = _labels([group[0] for group in members])
+    methods = [_method(label, group) for label, group in zip(labels, members, strict=True)]
+    if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
+        raise unknown("--baseline", baseline, set(names))
+    return Comparison(methods, baseline or "fedavg")
 
 
-def _method(label: str, spec: Spec, group: list[RunFolder]) -> Method:
+def _method(label: str, group: list[RunFolder]) -> Method:
     histories = [folder.records() for folder in group]
     evaluated = [{r["round"]: r["accuracy"] for r in history if "accuracy" in r} for history in histories]
     rounds = sorted(set.intersection(*(set(of_run) for of_run in evaluated)))
@@ -117,8 +142,8 @@ def _method(label: str, spec: Spec, group: list[RunFolder]) -> Method:
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
     return Method(
         label,
-        spec,
-        [folder.spec.seed for folder in group],
+        group[0].table,
+        [folder.table["seed"] for folder in group],
         np.array(rounds),
         np.array([[of_run[t] for t in rounds] for of_run in evaluated]),
         np.mean([run[columns] for run in traffic], axis=0),
@@ -127,10 +152,10 @@ def _method(label: str, spec: Spec, group: list[RunFolder]) -> Method:
     )
 
 
-def _labels(specs: list[Spec]) -> list[str]:
+def _labels(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
-    flat = [_flatten(spec.model_dump(exclude={"seed"}, exclude_none=True)) for spec in specs]
-    titles = [spec.algorithm.title for spec in specs]
+    flat = [_flatten({k: v for k, v in folder.table.items() if k != "seed"}) for folder in folders]
+    titles = [folder.title for folder in folders]
     labels = []
     for title, settings in zip(titles, flat, strict=True):
         twins = [other for other_title, other in zip(titles, flat, strict=True) if other_title == title]
@@ -139,8 +164,8 @@ def _labels(specs: list[Spec]) -> list[str]:
     return labels
 
 
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(table: Table, prefix: str = "") -> Table:
+    flat: Table = {}
     for key, value in table.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

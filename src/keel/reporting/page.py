@@ -5,12 +5,16 @@ from importlib.resources import files
 from pathlib import Path
 
 import vl_convert
+from altair import SCHEMA_VERSION
 from jinja2 import Environment
 from markupsafe import Markup
 
 from keel.reporting.charts import curves
 from keel.reporting.comparison import Comparison
 from keel.reporting.tables import COLUMNS, cells, explanation
+
+_VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+"""The Vega-Lite that Altair writes is the one that is drawn."""
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
@@ -19,21 +23,28 @@ def write_report(comparison: Comparison, path: Path) -> None:
         files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     )
     charts = {over: curves(comparison, over).to_dict() for over in ("rounds", "bytes")}
-    first = comparison.methods[0].spec
+    tables = [method.table for method in comparison.methods]
     page = template.render(
-        title=f"{first.data.name}, {first.model.name}",
-        setting=(
-            f"seeds {', '.join(map(str, comparison.methods[0].seeds))}; {first.rounds} rounds; "
-            f"{100 * first.participation.rate:g} % of the clients in a round"
+        title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
+        setting="; ".join(
+            [
+                f"{_few({len(method.seeds) for method in comparison.methods})} seeds",
+                f"{_few({table['rounds'] for table in tables})} rounds",
+                f"{_few({100 * table['participation']['rate'] for table in tables})} % of the clients in a round",
+            ]
         ),
         explanation=explanation(comparison),
         columns=COLUMNS,
         rows=cells(comparison),
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),
-        vega=Markup(vl_convert.javascript_bundle()),  # type: ignore[call-arg]
+        vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
+
+
+def _few(values: set[float]) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(values))
 
 
 def write_charts(comparison: Comparison, folder: Path) -> None:
@@ -45,4 +56,6 @@ def write_charts(comparison: Comparison, folder: Path) -> None:
             .properties(width=640)
             .configure_legend(orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1, symbolStrokeWidth=2.5)
         )
-        (folder / f"accuracy-over-{over}.svg").write_text(vl_convert.vegalite_to_svg(chart.to_dict()), encoding="utf-8")
+        (folder / f"accuracy-over-{over}.svg").write_text(
+            vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=_VERSION), encoding="utf-8"
+        )

@@ -27,6 +27,12 @@ def accuracy(row: dict[str, Any]) -> str:
     return f"{100 * row['accuracy_mean']:.1f}{spread} %"
 
 
+def _rounds(row: dict[str, Any]) -> str:
+    if row["target"] is None:
+        return "-"
+    return "never" if row["rounds_to_target"] is None else str(row["rounds_to_target"])
+
+
 def saving(value: float | None) -> str:
     """A share that was saved; below zero where it cost more."""
     return "-" if value is None else f"{100 * value:.0f} %"
@@ -35,10 +41,12 @@ def saving(value: float | None) -> str:
 def explanation(comparison: Comparison) -> str:
     """What the columns mean, in a sentence or two."""
     words = "Accuracy: each seed's average over the last rounds, then mean ± deviation over the seeds."
-    if comparison.baseline and comparison.target is not None:
+    known = {target for target in comparison.targets if target is not None}
+    if known:
+        at = percent(known.pop()) if len(known) == 1 else "its target"
         words += (
-            f" Rounds and bytes: until the average over {WINDOW} rounds stands at {percent(comparison.target)}, "
-            f"the final accuracy of {comparison.baseline.label}."
+            f" Rounds and bytes: until the average over {WINDOW} rounds stands at {at}, "
+            f"the final accuracy of {comparison.baseline} in the same setting."
         )
     return words
 
@@ -52,7 +60,7 @@ def cells(comparison: Comparison) -> list[list[str]]:
         [
             row["label"],
             accuracy(row),
-            "never" if row["rounds_to_target"] is None else str(row["rounds_to_target"]),
+            _rounds(row),
             saving(row["rounds_saved"]),
             size(row["bytes_to_target"]),
             saving(row["bytes_saved"]),
@@ -63,8 +71,9 @@ def cells(comparison: Comparison) -> list[list[str]]:
 
 def terminal_table(comparison: Comparison) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    table.add_column(COLUMNS[0], overflow="fold")  # the one that may be long
+    for name in COLUMNS[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in cells(comparison):
         table.add_row(*row)
     return table

@@ -46,7 +46,9 @@ class RunFolder:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.mkdir()
         (aside / "spec.toml").write_text(spec.to_toml(), encoding="utf-8")
-        (aside / "environment.json").write_text(json.dumps(environment(engine), indent=2) + "\n", encoding="utf-8")
+        (aside / "environment.json").write_text(
+            json.dumps(environment(spec, engine), indent=2) + "\n", encoding="utf-8"
+        )
         (aside / "checkpoint").mkdir()
         (aside / "metrics.jsonl").touch()
         (aside / "timings.jsonl").touch()
@@ -60,13 +62,27 @@ class RunFolder:
         return cls(path)
 
     @property
+    def table(self) -> dict[str, Any]:
+        """The resolved spec as it is written."""
+        return read_spec(self.path / "spec.toml")
+
+    @property
     def spec(self) -> Spec:
-        return make_spec(read_spec(self.path / "spec.toml"))
+        return make_spec(self.table)
 
     @property
     def engine(self) -> str:
         """The engine that was chosen when the run began, kept on resume."""
-        return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["engine"]
+        return self._environment["engine"]
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as people write it."""
+        return self._environment["title"]
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -137,9 +153,10 @@ class RunFolder:
         _replace(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def environment(engine: str) -> dict[str, Any]:
+def environment(spec: Spec, engine: str) -> dict[str, Any]:
     return {
         "engine": engine,
+        "title": spec.algorithm.title,
         "keel": version("keel-fl"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,0 +1,122 @@
+"""What does not fit together is said before the first round, and what is drawn is keyed."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keel import KeelError
+from keel.engines import choose
+from keel.rounds import Training
+from keel.runs.spec import make_spec
+from keel.task import Task, make_task
+from tests.conftest import small_network, uneven_data
+
+
+def spec_of(**table: Any) -> Any:
+    custom = {"data": {"name": "custom"}, "model": {"name": "custom"}}
+    return make_spec({"rounds": 4, "evaluation": {"last": 1}, **custom, **table})
+
+
+def end_of(spec: Any, task: Task) -> Tensor:
+    training = Training(spec, task)
+    position = training.start()
+    assert training.run(position, []) == "finished"
+    return position.server["theta"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(6, 3), r"fails on an input of shape \(5,\)"),
+        (nn.Linear(5, 2), "fails on an input|outputs of shape"),
+        (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), "buffer 1.running_mean"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3)), "training changes the buffer"),
+        (nn.LazyLinear(3), "lazy layers"),
+    ],
+    ids=["input", "classes", "batchnorm", "spectral", "lazy"],
+)
+def test_models_that_do_not_fit_are_refused(module: nn.Module, words: str) -> None:
+    with pytest.raises(KeelError, match=words):
+        make_task(spec_of(), module=module, data=uneven_data())
+
+
+def test_batch_normalisation_without_running_statistics_is_fine() -> None:
+    module = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    make_task(spec_of(), module=module, data=uneven_data())
+
+
+def test_a_loss_that_is_a_mean_already_is_refused() -> None:
+    with pytest.raises(KeelError, match=r"loss: gives shape \(\) for 2 examples; accepted: one loss per example"):
+        make_task(spec_of(), module=small_network(), data=uneven_data(), loss=cross_entropy)
+
+
+def test_a_loss_of_the_users_own_is_used() -> None:
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.softmax(1) - nn.functional.one_hot(targets, 3)).pow(2).sum(1)
+
+    plain = end_of(spec_of(), make_task(spec_of(), module=small_network(), data=uneven_data()))
+    own = end_of(spec_of(), make_task(spec_of(), module=small_network(), data=uneven_data(), loss=squared))
+    assert not torch.allclose(plain, own)
+
+
+def with_dropout(share: float) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 16), nn.Dropout(share), nn.Linear(16, 3)).eval()
+
+
+def test_dropout_is_keyed_and_on_whatever_state_the_module_came_in() -> None:
+    spec = spec_of(algorithm={"name": "mime"})
+    ends = []
+    for stream, share in ((1, 0.5), (2, 0.5), (1, 0.0)):
+        task = make_task(spec, module=with_dropout(share), data=uneven_data())
+        torch.manual_seed(stream)  # the caller's own stream plays no part
+        ends.append(end_of(spec, task))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.allclose(ends[0], ends[2])
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if x.sum() > 0 else -self.inner(x)
+
+
+@pytest.mark.parametrize("module", [Branching(), with_dropout(0.5)], ids=["branching", "dropout"])
+def test_cohort_refuses_what_it_cannot_run_as_one_program(module: nn.Module) -> None:
+    spec = spec_of(engine={"name": "cohort"})
+    with pytest.raises(KeelError, match="'cohort' cannot run this model as one program"):
+        Training(spec, make_task(spec, module=module, data=uneven_data()))
+    assert choose("auto", module) == "serial"
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    spec = make_spec({"rounds": 2, "model": {"hidden": [512, 512]}, "evaluation": {"last": 1}})
+    before, ends = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            ends.append(end_of(spec, make_task(spec)))
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(*ends)
+
+
+def test_validation_takes_a_fifth_of_each_client_and_never_looks_at_the_test_set() -> None:
+    data = uneven_data(sizes=(10, 5, 20))
+    held = make_task(spec_of(evaluation={"on": "validation"}), module=small_network(), data=data).data
+    assert held.partition.sizes.tolist() == [8, 4, 16]
+    assert len(held.test) == 2 + 1 + 4
+    kept = {tuple(row) for row in held.train[held.partition.indices].inputs.tolist()}
+    assert not kept & {tuple(row) for row in held.test.inputs.tolist()}
+
+
+def test_validation_needs_clients_with_examples_to_spare() -> None:
+    spec = spec_of(evaluation={"on": "validation"})
+    with pytest.raises(KeelError, match="no client has the five examples"):
+        make_task(spec, module=small_network(), data=uneven_data(sizes=(3, 4)))
