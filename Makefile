@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench grid clean
+.PHONY: demo test lint bench grid experiment clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -20,6 +20,9 @@ bench: .venv/ready
 
 grid: .venv/ready
 	$(BIN)/python tools/search_digits.py
+
+experiment: .venv/ready
+	$(BIN)/python tools/experiment_digits.py
 
 clean:
 	rm -rf .venv runs

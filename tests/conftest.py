@@ -71,6 +71,8 @@ def uneven_training(table: dict[str, Any]) -> Training:
         "evaluation": {"every": 5, "last": 1},
         "engine": {"name": "serial"},
     }
+    if "steps" in table.get("local", {}):
+        del base["local"]["epochs"]
     merged = {**base, **{k: {**base[k], **v} if isinstance(base.get(k), dict) else v for k, v in table.items()}}
     spec: Spec = make_spec({**merged, "data": {"name": "custom"}, "model": {"name": "custom"}})
     task: Task = make_task(spec, module=small_network(), data=uneven_data())

@@ -4,10 +4,11 @@ import torch
 from keel.algorithms import make_algorithm
 from keel.engines import choose
 from keel.models import build
+from keel.params import Loss
 from keel.rounds import Training
 from keel.runs.spec import make_spec
-from keel.task import make_task
-from tests.conftest import records_of, uneven_training
+from keel.task import Task, make_task, per_example_cross_entropy
+from tests.conftest import records_of, uneven_data, uneven_training
 
 
 def test_evaluation_is_every_so_often_and_in_each_of_the_last_rounds() -> None:
@@ -46,12 +47,16 @@ def test_train_loss_falls() -> None:
     assert records[-1]["train_loss"] < records[0]["train_loss"]
 
 
-def test_the_engine_is_chosen_by_the_model() -> None:
-    assert choose("auto", build("mlp", (64,), 10, {})) == "cohort"
-    assert choose("auto", build("mlp", (64,), 10, {"hidden": [4000]})) == "serial"
-    assert choose("auto", torch.nn.Conv2d(1, 1, 1)) == "serial"
-    assert choose("auto", torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == "serial"
-    assert choose("serial", build("mlp", (64,), 10, {})) == "serial"
+def test_the_engine_is_chosen_by_the_task() -> None:
+    def chosen(module: torch.nn.Module, name: str = "auto", loss: Loss = per_example_cross_entropy) -> str:
+        return choose(name, Task(module, uneven_data(), loss))
+
+    assert chosen(build("mlp", (64,), 10, {})) == "cohort"
+    assert chosen(build("mlp", (64,), 10, {"hidden": [4000]})) == "serial"
+    assert chosen(torch.nn.Conv2d(1, 1, 1)) == "serial"
+    assert chosen(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == "serial"
+    assert chosen(build("mlp", (64,), 10, {}), name="serial") == "serial"
+    assert chosen(build("mlp", (64,), 10, {}), loss=lambda outputs, targets: outputs[:, 0]) == "serial"
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "cyclic", "weighted"])

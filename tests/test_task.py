@@ -92,7 +92,7 @@ def test_cohort_refuses_what_it_cannot_run_as_one_program(module: nn.Module) -> 
     spec = spec_of(engine={"name": "cohort"})
     with pytest.raises(KeelError, match="'cohort' cannot run this model as one program"):
         Training(spec, make_task(spec, module=module, data=uneven_data()))
-    assert choose("auto", module) == "serial"
+    assert choose("auto", make_task(spec, module=module, data=uneven_data())) == "serial"
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

@@ -21,7 +21,7 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> dict[str, Any]:
-        """Test loss, accuracy, and accuracy per class (None for a class that the test examples lack)."""
+        """Test loss and, where the targets are labels, accuracy, also per class (None for one without examples)."""
         self.model.weights.copy_(theta)
         test, classes = self.task.data.test, self.task.data.classes
         loss, right, held = 0.0, torch.zeros(classes), torch.zeros(classes)
@@ -29,10 +29,12 @@ class Evaluator:
             inputs, targets = test.inputs[start : start + BATCH], test.targets[start : start + BATCH]
             outputs = self.model.module(inputs)
             loss += self.task.loss(outputs, targets).double().sum().item()
-            right += torch.bincount(targets[outputs.argmax(1) == targets], minlength=classes)
-            held += torch.bincount(targets, minlength=classes)
-        return {
-            "test_loss": loss / len(test),
-            "accuracy": right.sum().item() / len(test),
-            "class_accuracy": [r / n if n else None for r, n in zip(right.tolist(), held.tolist(), strict=True)],
-        }
+            if classes:
+                right += torch.bincount(targets[outputs.argmax(1) == targets], minlength=classes)
+                held += torch.bincount(targets, minlength=classes)
+        quality: dict[str, Any] = {"test_loss": loss / len(test)}
+        if classes:
+            quality["accuracy"] = right.sum().item() / len(test)
+            per_class = zip(right.tolist(), held.tolist(), strict=True)
+            quality["class_accuracy"] = [r / n if n else None for r, n in per_class]
+        return quality

@@ -117,5 +117,5 @@ def _try(task: Task) -> None:
             f"loss: gives shape {tuple(losses.shape)} for {len(few)} examples; accepted: one loss per example, "
             "as with reduction='none'"
         )
-    if outputs.dim() != 2 or outputs.shape[1] < task.data.classes:
+    if task.data.classes and (outputs.dim() != 2 or outputs.shape[1] < task.data.classes):
         raise KeelError(f"model: outputs of shape {tuple(outputs.shape[1:])} for {task.data.classes} classes")

@@ -63,7 +63,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A federated classification task: each client's part of `train`, and `test` for everybody."""
+    """Each client's part of `train`, and `test` for everybody. `classes` is 0 where the targets are no labels."""
 
     name: str
     train: Examples

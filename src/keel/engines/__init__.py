@@ -1,4 +1,4 @@
-"""The engines, and the rule that chooses one: by the model alone, never by a clock, so that equal specs agree."""
+"""The engines, and the rule that chooses one: by the task alone, never by a clock, so that equal specs agree."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from torch import nn
 from keel.engines.base import Engine, Problem, RoundWork
 from keel.engines.cohort import Cohort
 from keel.engines.serial import Serial
+from keel.task import Task, per_example_cross_entropy
 
 ENGINES: dict[str, Callable[[Problem], Engine]] = {"serial": Serial, "cohort": Cohort}
 
@@ -16,20 +17,20 @@ _BATCHABLE = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid
 
 
 def make_engine(name: str, problem: Problem) -> Engine:
-    return ENGINES[choose(name, problem.task.module)](problem)
+    return ENGINES[choose(name, problem.task)](problem)
 
 
-def choose(name: str, module: nn.Module) -> str:
+def choose(name: str, task: Task) -> str:
     """`name`, or for "auto": cohort for small models of plain layers, serial for the rest.
 
-    A forward pass of the user's own may branch on its values, which a batched program cannot: there cohort has to
-    be asked for by name.
+    A forward pass or a loss of the user's own may branch on its values, which a batched program cannot: there cohort
+    has to be asked for by name.
     """
     if name != "auto":
         return name
-    small = sum(p.numel() for p in module.parameters()) <= COHORT_PARAMETERS
-    plain = all(type(part) in _BATCHABLE for part in module.modules())
-    return "cohort" if small and plain else "serial"
+    small = sum(p.numel() for p in task.module.parameters()) <= COHORT_PARAMETERS
+    plain = all(type(part) in _BATCHABLE for part in task.module.modules())
+    return "cohort" if small and plain and task.loss is per_example_cross_entropy else "serial"
 
 
 __all__ = ["ENGINES", "Engine", "Problem", "RoundWork", "choose", "make_engine"]

@@ -163,7 +163,7 @@ def summarize(folder: RunFolder, training: Training, position: Position, status:
     return {
         "status": status,
         "rounds": position.round,
-        "accuracy": fmean(r["accuracy"] for r in last) if status == "finished" else None,
+        "accuracy": fmean(r["accuracy"] for r in last) if status == "finished" and last else None,
         "last_accuracy": evaluated.get("accuracy"),
         "test_loss": evaluated.get("test_loss"),
         "class_accuracy": evaluated.get("class_accuracy"),
