@@ -19,7 +19,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/rounds.py
 
 grid: .venv/ready
-	$(BIN)/python tools/search_digits.py
+	$(BIN)/python tools/search_digits.py results/digits_grid.toml
 
 experiment: .venv/ready
 	$(BIN)/python tools/experiment_digits.py

@@ -49,6 +49,7 @@ def test_without_momentum_they_are_fedavg(algorithm: dict[str, Any]) -> None:
         ({"name": "scaffold_m", "beta": 1.0}, {"name": "scaffold"}),
         ({"name": "mimemom", "beta": 0.0}, {"name": "mime"}),
         ({"name": "ghbm", "tau": 1, "beta": 0.7}, {"name": "fedadc", "beta": 0.7}),
+        ({"name": "mimelitemom", "beta": 0.0}, {"name": "fedavg"}),
     ],
     ids=str,
 )

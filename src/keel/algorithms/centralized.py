@@ -1,9 +1,23 @@
 """The reference: ordinary SGD on all the data at one place. No federation, nothing sent."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientContext, Fraction, Memory, Message, Path, hyperparameters
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Fraction,
+    Memory,
+    Message,
+    Path,
+    Report,
+    State,
+    hyperparameters,
+    weighted_mean,
+)
 
 
 @hyperparameters
@@ -28,6 +42,9 @@ class Centralized(Algorithm):
 
     def init_client(self, theta: Tensor) -> Memory:
         return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        return {"theta": server["theta"] - weighted_mean(reports)["delta"]}  # there is no server with a rate of its own
 
     def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
         message, _ = super().report(path, received, memory, ctx)
