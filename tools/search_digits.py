@@ -1,4 +1,4 @@
-"""Runs a grid of results/ and keeps every point's result beside it: python tools/search_digits.py GRID.toml [METHOD ...]"""
+"""Runs a grid of results/ and keeps each point beside it: python tools/search_digits.py GRID.toml [METHOD ...]"""
 
 import json
 import sys
