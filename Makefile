@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench grid experiment clean
+.PHONY: demo test lint bench grid experiment scarce clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -22,7 +22,11 @@ grid: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_grid.toml
 
 experiment: .venv/ready
-	$(BIN)/python tools/experiment_digits.py
+	$(BIN)/python tools/experiment_digits.py results/digits_grid.toml
+
+scarce: .venv/ready
+	$(BIN)/python tools/search_digits.py results/digits_scarce_grid.toml
+	$(BIN)/python tools/experiment_digits.py results/digits_scarce_grid.toml
 
 clean:
 	rm -rf .venv runs

@@ -1,10 +1,15 @@
-"""Every method on the digits at the best of its grid, over five seeds: results/digits.json, a curve and a table in
-each page of docs/algorithms. `make experiment` runs it; runs that exist are not run again.
+"""Every method of a grid at its best point, over five seeds: python tools/experiment_digits.py results/NAME_grid.toml
+
+Writes results/NAME.json and, for the digits grid itself, a curve and a table into each page of docs/algorithms. Runs
+that exist are not run again.
 """
 
 import json
 import os
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 
@@ -13,26 +18,33 @@ from keel.reporting.comparison import Comparison, Method, compare
 from keel.reporting.tables import accuracy, size
 from keel.runs.batch import Job, run_all
 from keel.runs.folder import RunFolder
-from keel.runs.spec import defaults, make_spec
+from keel.runs.spec import make_spec, override
 from keel.terminal import watching
 
 ROOT = Path(__file__).parents[1]
-RUNS, PAGES, IMAGES = ROOT / "runs/digits", ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"
+PAGES, IMAGES = ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"
 SEEDS = 5
 EVERY = 6
 """Rounds between the points of a curve, so that the pictures stay small."""
 MARK = "<!-- measured -->"
-
-
-REFERENCE = {"rounds": 30, "local": {"epochs": 1, "lr": 0.1}, "evaluation": {"every": 1, "last": 10}}
+REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.1, "evaluation.every": 1, "evaluation.last": 10}
 """Centralized training: a round is an epoch over all the data."""
 
 
-def run_methods() -> Comparison:
-    tables = [{"algorithm": {"name": name}} for name in defaults()["digits"]["with"]]
-    tables.append({"algorithm": {"name": "centralized"}, **REFERENCE})
-    specs = [make_spec({**table, "seed": seed}) for table in tables for seed in range(SEEDS)]
-    jobs = [Job(spec, RUNS / spec.label) for spec in specs]
+def best_points(grid: Path) -> dict[str, dict[str, Any]]:
+    """Each method's fields at the best point of its grid."""
+    setting = tomllib.loads(grid.read_text())["setting"]
+    rows = [row for row in json.loads(grid.with_suffix(".json").read_text()) if row["best"]]
+    return {row["algorithm"]: setting | {k: v for k, v in row.items() if "." in k} for row in rows}
+
+
+def run_methods(points: dict[str, dict[str, Any]], folder: Path) -> Comparison:
+    specs = [
+        make_spec(override({"algorithm": {"name": name}, "seed": seed}, [f"{k}={json.dumps(v)}" for k, v in p.items()]))
+        for name, p in points.items()
+        for seed in range(SEEDS)
+    ]
+    jobs = [Job(spec, folder / spec.label) for spec in specs]
     with watching([spec.algorithm.title for spec in specs], [spec.rounds for spec in specs]) as watch:
         run_all(jobs, os.cpu_count() or 1, watch)
     return compare([RunFolder.open(job.path) for job in jobs], baseline="fedavg")
@@ -62,59 +74,51 @@ def picture(methods: list[Method], path: Path, every: int = EVERY) -> None:
     chart.save(path)
 
 
-def reference(comparison: Comparison) -> str:
-    row = next(row for row in comparison.rows() if row["algorithm"] == "centralized")
-    return f"""{MARK}
-
-## Measured
-
-On the digits, 30 epochs, momentum 0.9, rate 0.1, batch 8, five seeds, the average over the last ten epochs:
-{accuracy(row)}. `make experiment` measures it again.
-
-![Accuracy over epochs](../images/algorithms/centralized.svg)
-"""
-
-
-def measured(comparison: Comparison, methods: list[Method], name: str) -> str:
+def table(comparison: Comparison, names: list[str] | None = None) -> str:
+    """Rows in the order of `names`, or fastest first."""
     rows = {row["algorithm"]: row for row in comparison.rows()}
+    fastest = sorted(rows, key=lambda n: (rows[n]["rounds_to_target"] or 10**9, -(rows[n]["accuracy_mean"] or 0)))
     lines = ["| method | accuracy | rounds to FedAvg's final accuracy | bytes until then |", "|---|---|---|---|"]
-    for method in methods:
-        row = rows[method.algorithm]
-        rounds = row["rounds_to_target"]
-        lines.append(f"| {row['label']} | {accuracy(row)} | {rounds or 'never'} | {size(row['bytes_to_target'])} |")
-    return "\n".join(
-        [
-            MARK,
-            "",
-            "## Measured",
-            "",
-            "On the digits, one class per client, 10 of 100 clients in a round, 300 rounds, five seeds, at the best of",
-            "[the declared grid](../../results/digits_grid.toml); `make experiment` measures it again.",
-            "",
-            *lines,
-            "",
-            f"![Accuracy over rounds](../images/algorithms/{name}.svg)",
-            "",
-        ]
-    )
+    for row in (rows[name] for name in names or fastest):
+        rounds = row["rounds_to_target"] or ("never" if row["target"] else "-")
+        lines.append(f"| {row['label']} | {accuracy(row)} | {rounds} | {size(row['bytes_to_target'])} |")
+    return "\n".join(lines)
 
 
-def main() -> None:
-    comparison = run_methods()
-    rows = sorted(comparison.rows(), key=lambda row: (row["rounds_to_target"] or 10**9, -(row["accuracy_mean"] or 0)))
-    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-    (ROOT / "results/digits.json").write_text(text)
-    by_name = {method.algorithm: method for method in comparison.methods}
-    for name, method in by_name.items():
-        page = PAGES / f"{name}.md"
+def write_pages(comparison: Comparison) -> None:
+    methods = {method.algorithm: method for method in comparison.methods}
+    for name, method in methods.items():
         if name == "centralized":
-            picture([method], IMAGES / "centralized.svg", every=1)
-            page.write_text(page.read_text().split(MARK)[0] + reference(comparison))
-            continue
-        shown = [method, *(by_name[other] for other in ("fedavg", "fedhbm") if other != name)]
-        picture(shown, IMAGES / f"{name}.svg")
-        page.write_text(page.read_text().split(MARK)[0] + measured(comparison, shown, name))
+            picture([method], IMAGES / f"{name}.svg", every=1)
+            words = (
+                "On the digits, 30 epochs, momentum 0.9, rate 0.1, batch 8, five seeds, averaged over the last ten\n"
+                "epochs; `make experiment` measures it again."
+            )
+            shown = [name]
+        else:
+            shown = [name, *(other for other in ("fedavg", "fedhbm") if other != name)]
+            picture([methods[other] for other in shown], IMAGES / f"{name}.svg")
+            words = (
+                "On the digits, one class per client, 10 of 100 clients in a round, 300 rounds, five seeds, at the\n"
+                "best of [the declared grid](../../results/digits_grid.toml); `make experiment` measures it again."
+            )
+        curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
+        page = PAGES / f"{name}.md"
+        head = page.read_text().split(MARK)[0]
+        page.write_text(f"{head}{MARK}\n\n## Measured\n\n{words}\n\n{table(comparison, shown)}\n\n{curve}\n")
+
+
+def main(grid: Path) -> None:
+    name = grid.stem.removesuffix("_grid")
+    whole = name == "digits"
+    points = best_points(grid) | ({"centralized": REFERENCE} if whole else {})
+    comparison = run_methods(points, ROOT / "runs" / name)
+    text = "[\n" + ",\n".join(json.dumps(row) for row in comparison.rows()) + "\n]\n"
+    (ROOT / "results" / f"{name}.json").write_text(text)
+    if whole:
+        write_pages(comparison)
+    print(table(comparison))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -106,19 +106,6 @@ def train_client(
     round_ctx: Context,
 ) -> ClientResult:
     """One client's round. `model` is a place to compute in; its weights are overwritten."""
-    with torch_draws(recipe.seed, "local", round_ctx.round, client):  # dropout
-        return _train(recipe, model, client, examples, received, memory, round_ctx)
-
-
-def _train(
-    recipe: Recipe,
-    model: FlatModel,
-    client: int,
-    examples: Examples,
-    received: Message,
-    memory: Memory,
-    round_ctx: Context,
-) -> ClientResult:
     algorithm, loss, work = recipe.algorithm, recipe.loss, recipe.work
     minibatches = recipe.minibatches(len(examples), round_ctx.round, client)
     steps = len(minibatches)
@@ -126,14 +113,15 @@ def _train(
     w = model.weights
     w.copy_(received["theta"])
     start = w.clone()
-    full = full_gradient(model, loss, examples) if "full_gradient" in algorithm.observes else None
+    with torch_draws(recipe.seed, "full", ctx.round, client):
+        full = full_gradient(model, loss, examples) if "full_gradient" in algorithm.observes else None
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
     seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-    for indices in minibatches:
-        minibatch = examples[indices]
+
+    def step(minibatch: Examples) -> None:
         seen.begin_step()
 
-        def gradient(point: Tensor, minibatch: Examples = minibatch) -> Tensor:
+        def gradient(point: Tensor) -> Tensor:
             if point is w:
                 value = loss(model.module(minibatch.inputs), minibatch.targets).mean()
                 result = model.gradient(value)
@@ -145,6 +133,10 @@ def _train(
 
         u = algorithm.direction(w, gradient, received, memory, ctx)
         descend(w, u, ctx.lr, work.weight_decay, velocity, algorithm.local_momentum)
+
+    with torch_draws(recipe.seed, "local", ctx.round, client):  # dropout
+        for indices in minibatches:
+            step(examples[indices])
     mean = None if seen.gradients is None else seen.gradients.div_(steps)
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
     message, memory = algorithm.report(path, received, memory, ctx)
