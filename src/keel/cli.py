@@ -3,8 +3,6 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +14,7 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -95,7 +94,6 @@ def run(
 
     Example: keel run --algorithm ghbm --rounds 100 --set algorithm.tau=20
     """
-    from keel.runs.run import free_path
     from keel.runs.run import run as run_spec
     from keel.runs.spec import make_spec, override, read_spec
     from keel.terminal import watching
@@ -112,9 +110,8 @@ def run(
     }
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
-    path = out or free_path(resolved)
-    with _kept(path), watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
-        ended = run_spec(resolved, out=path, hooks=[lambda record, *_: watch(0, record)])
+    with watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
+        ended = run_spec(resolved, out=out, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
 
@@ -133,7 +130,7 @@ def resume(
     from keel.terminal import watching
 
     spec = RunFolder.open(path).spec
-    with _kept(path), watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
+    with watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
         ended = resume_run(path, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
@@ -228,18 +225,6 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         raise typer.Exit(130)
 
 
-@contextmanager
-def _kept(path: Path) -> Iterator[None]:
-    """Says, when the disk is full or the folder cannot be written, that what was saved before is kept."""
-    try:
-        yield
-    except OSError as error:
-        more = (
-            f"; what was saved is kept: keel resume {shlex.quote(str(path))}" if (path / "spec.toml").exists() else ""
-        )
-        raise OSError(f"{error}{more}") from error
-
-
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
@@ -255,6 +240,9 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder that cannot be written, a pipe that was closed
         typer.echo(f"keel: {error}", err=True)
         sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("keel: stopped at once; what was saved before can be gone on with (keel resume)", err=True)
+        sys.exit(130)
     except Stopped:
         typer.echo("keel: stopped; the same command goes on where it was", err=True)
         sys.exit(130)

@@ -14,7 +14,7 @@ from torch import Tensor
 from keel.algorithms.base import Algorithm, Context, Memory, Message, Path
 from keel.data.federated import Examples
 from keel.params import FlatModel, Loss
-from keel.randomness import draws, torch_draws
+from keel.randomness import draws, rewind, torch_draws
 
 CHUNK = 512
 """Examples of a full gradient that are computed at a time."""
@@ -118,10 +118,11 @@ def train_client(
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
     seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
-    def step(minibatch: Examples) -> None:
+    def step(number: int, minibatch: Examples) -> None:
         seen.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
+            rewind(recipe.seed, "local", ctx.round, client, number)  # a second gradient has the same dropout
             if point is w:
                 value = loss(model.module(minibatch.inputs), minibatch.targets).mean()
                 result = model.gradient(value)
@@ -134,9 +135,9 @@ def train_client(
         u = algorithm.direction(w, gradient, received, memory, ctx)
         descend(w, u, ctx.lr, work.weight_decay, velocity, algorithm.local_momentum)
 
-    with torch_draws(recipe.seed, "local", ctx.round, client):  # dropout
-        for indices in minibatches:
-            step(examples[indices])
+    with torch_draws(recipe.seed, "local", ctx.round, client):
+        for number, indices in enumerate(minibatches):
+            step(number, examples[indices])
     mean = None if seen.gradients is None else seen.gradients.div_(steps)
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
     message, memory = algorithm.report(path, received, memory, ctx)

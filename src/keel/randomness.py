@@ -22,9 +22,14 @@ def draws(seed: int, purpose: str, *position: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *position)))
 
 
+def rewind(seed: int, purpose: str, *position: int) -> None:
+    """Puts PyTorch's stream at one position; within `torch_draws`, so that the caller's own is put back."""
+    torch.manual_seed(key(seed, purpose, *position) % 2**63)
+
+
 @contextmanager
 def torch_draws(seed: int, purpose: str, *position: int) -> Iterator[None]:
     """Within it PyTorch's own draws (initial weights, dropout) are keyed; the caller's stream is put back after."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, purpose, *position) % 2**63)
+        rewind(seed, purpose, *position)
         yield

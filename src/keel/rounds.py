@@ -48,6 +48,7 @@ class Training:
         self.sampler = make_sampler(spec, task)
         self.evaluate = Evaluator(task)
         self.initial = FlatModel(task.module).weights
+        self._examples = len(task.data.partition.indices)
 
     @property
     def parameters(self) -> int:
@@ -73,7 +74,7 @@ class Training:
     def _round(self, position: Position) -> Record:
         algorithm, t = self.spec.algorithm, position.round + 1
         cohort = self.sampler.cohort(t)
-        ctx = self._context(t, len(cohort))
+        ctx = self._context(t, cohort)
         traffic = Traffic(len(cohort), counts=not algorithm.pooled)
         weights = self._weights(cohort)
         server = position.server
@@ -120,12 +121,14 @@ class Training:
         sizes = self.task.data.partition.sizes[cohort]
         return (sizes / sizes.sum()).tolist()
 
-    def _context(self, t: int, cohort: int) -> Context:
-        spec = self.spec
+    def _context(self, t: int, cohort: np.ndarray) -> Context:
+        spec, sizes = self.spec, self.task.data.partition.sizes
+        by_examples = spec.server.weighting == "examples"
         return Context(
             round=t,
             clients=self.sampler.clients,
-            cohort=cohort,
+            cohort=len(cohort),
+            share=float(sizes[cohort].sum()) / self._examples if by_examples else len(cohort) / self.sampler.clients,
             period=self.sampler.period,
             lr=learning_rate(spec.local.lr, spec.local.schedule, spec.local.decay, t, spec.rounds),
             server_lr=learning_rate(spec.server.lr, spec.server.schedule, spec.server.decay, t, spec.rounds),

@@ -22,19 +22,24 @@ class Turn:
     client: int
     weight: float
     batches: list[Batch]
+    lr: float
+    """The local rate of this round."""
 
 
 @dataclass(frozen=True)
 class World:
     theta0: Layers
     rounds: list[list[Turn]]
-    lr: float
     server_lr: float
     weight_decay: float
     clients: int
     period: float
     examples: dict[int, Batch]
     """All that each client holds."""
+
+    def share(self, client: int) -> float:
+        """How much of all examples a client holds."""
+        return len(self.examples[client][1]) / sum(len(labels) for _, labels in self.examples.values())
 
 
 def forward(layers: Layers, x: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def local(world: World, turn: Turn, start: Layers, direction: Callable[[Layers, 
     w = [layer.clone() for layer in start]
     for batch in turn.batches:
         u = direction(w, batch)
-        w = [wk - world.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
+        w = [wk - turn.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
     return w
 
 
@@ -100,7 +105,7 @@ def ghbm(world: World, beta: float, tau: int) -> Layers:
             for batch in turn.batches:
                 g = grad(w, batch)
                 w = [
-                    wk - world.lr * gk - world.lr * world.weight_decay * wk + beta / (tau * steps) * (a - b)
+                    wk - turn.lr * gk - turn.lr * world.weight_decay * wk + beta / (tau * steps) * (a - b)
                     for wk, gk, a, b in zip(w, g, theta, past, strict=True)
                 ]
             ends.append(w)
@@ -122,7 +127,7 @@ def localghbm(world: World, beta: float, tau_i: str) -> Layers:
             w = [layer.clone() for layer in theta]
             for batch in turn.batches:
                 g = grad(w, batch)
-                w = [wk - world.lr * (gk + world.weight_decay * wk) + pk for wk, gk, pk in zip(w, g, push, strict=True)]
+                w = [wk - turn.lr * (gk + world.weight_decay * wk) + pk for wk, gk, pk in zip(w, g, push, strict=True)]
             ends.append(w)
             received[turn.client] = (t, theta)
         delta = average(turns, [[a - b for a, b in zip(theta, w, strict=True)] for w in ends])
@@ -150,7 +155,7 @@ def fedhbm(world: World, beta: float, tau_i: str, anchor: str) -> Layers:
                 pull = zeros(w)
                 if old is not None:
                     pull = [beta / (tau * steps) * (wk - ok) for wk, ok in zip(w, old, strict=True)]
-                w = [wk - world.lr * (gk + world.weight_decay * wk) + pk for wk, gk, pk in zip(w, g, pull, strict=True)]
+                w = [wk - turn.lr * (gk + world.weight_decay * wk) + pk for wk, gk, pk in zip(w, g, pull, strict=True)]
             ends.append(w)
             sent[turn.client] = (t, w)
         delta = average(turns, [[a - b for a, b in zip(theta, w, strict=True)] for w in ends])
@@ -167,7 +172,7 @@ def fedprox(world: World, mu: float) -> Layers:
             for batch in turn.batches:
                 g = grad(w, batch)
                 w = [
-                    wk - world.lr * (gk + mu * (wk - tk) + world.weight_decay * wk)
+                    wk - turn.lr * (gk + mu * (wk - tk) + world.weight_decay * wk)
                     for wk, gk, tk in zip(w, g, theta, strict=True)
                 ]
             ends.append(w)
@@ -197,15 +202,15 @@ def scaffold(world: World, option: int = 2, beta: float = 1.0) -> Layers:
                 g = grad(w, batch)
                 total = [a + b for a, b in zip(total, g, strict=True)]
                 u = [beta * (gk - ik + ck) + (1 - beta) * mk for gk, ik, ck, mk in zip(g, mine, c, m, strict=True)]
-                w = [wk - world.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
+                w = [wk - turn.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             new = [a / len(turn.batches) for a in total] if option == 2 else grad(theta, everything(turn, world))
             ends.append(w)
             changes.append([a - b for a, b in zip(new, mine, strict=True)])
             steps = len(turn.batches)
-            directions.append([(a - b) / (world.lr * steps) for a, b in zip(theta, w, strict=True)])
+            directions.append([(a - b) / (turn.lr * steps) for a, b in zip(theta, w, strict=True)])
             controls[turn.client] = new
-        share = len(turns) / world.clients
-        c = [a + share * b for a, b in zip(c, average(turns, changes), strict=True)]
+        for turn, change in zip(turns, changes, strict=True):  # so that c is the mean of all c_i, by their examples
+            c = [a + world.share(turn.client) * b for a, b in zip(c, change, strict=True)]
         m = average(turns, directions)
         theta = server_step(world, turns, theta, ends)
     return theta
@@ -223,14 +228,14 @@ def feddyn(world: World, alpha: float) -> Layers:
             for batch in turn.batches:
                 g = grad(w, batch)
                 w = [
-                    wk - world.lr * (gk - ik + alpha * (wk - tk) + world.weight_decay * wk)
+                    wk - turn.lr * (gk - ik + alpha * (wk - tk) + world.weight_decay * wk)
                     for wk, gk, ik, tk in zip(w, g, mine, theta, strict=True)
                 ]
             ends.append(w)
             linear[turn.client] = [ik - alpha * (wk - tk) for ik, wk, tk in zip(mine, w, theta, strict=True)]
         mean_end = average(turns, ends)
-        share = len(turns) / world.clients
-        h = [hk - alpha * share * (ek - tk) for hk, ek, tk in zip(h, mean_end, theta, strict=True)]
+        for turn, w in zip(turns, ends, strict=True):
+            h = [hk - alpha * world.share(turn.client) * (wk - tk) for hk, wk, tk in zip(h, w, theta, strict=True)]
         new = [ek - hk / alpha for ek, hk in zip(mean_end, h, strict=True)]
         theta = [tk + world.server_lr * (nk - tk) for tk, nk in zip(theta, new, strict=True)]
     return theta
@@ -246,7 +251,7 @@ def adabest(world: World, mu: float, beta: float) -> Layers:
             w = [layer.clone() for layer in theta]
             for batch in turn.batches:
                 g = grad(w, batch)
-                w = [wk - world.lr * (gk - ik + world.weight_decay * wk) for wk, gk, ik in zip(w, g, mine, strict=True)]
+                w = [wk - turn.lr * (gk - ik + world.weight_decay * wk) for wk, gk, ik in zip(w, g, mine, strict=True)]
             ends.append(w)
             new = [ik / (t - last) + mu * (tk - wk) for ik, tk, wk in zip(mine, theta, w, strict=True)]
             biases[turn.client] = (t, new)
@@ -268,7 +273,7 @@ def mime(world: World, beta: float = 0.0) -> Layers:
             for batch in turn.batches:
                 here, there = grad(w, batch), grad(theta, batch)
                 u = [(1 - beta) * (a - b + ck) + beta * mk for a, b, ck, mk in zip(here, there, c, m, strict=True)]
-                w = [wk - world.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
+                w = [wk - turn.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             ends.append(w)
         theta = server_step(world, turns, theta, ends)
         m = [beta * a + (1 - beta) * b for a, b in zip(m, c, strict=True)]
@@ -284,7 +289,7 @@ def mimelitemom(world: World, beta: float) -> Layers:
             w = [layer.clone() for layer in theta]
             for batch in turn.batches:
                 u = [(1 - beta) * a + beta * b for a, b in zip(grad(w, batch), m, strict=True)]
-                w = [wk - world.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
+                w = [wk - turn.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             ends.append(w)
         theta = server_step(world, turns, theta, ends)
         m = [beta * a + (1 - beta) * b for a, b in zip(m, full, strict=True)]
@@ -302,7 +307,7 @@ def fedacg(world: World, lambda_: float, beta: float) -> Layers:
             for batch in turn.batches:
                 g = grad(w, batch)
                 w = [
-                    wk - world.lr * (gk + beta * (wk - xk) + world.weight_decay * wk)
+                    wk - turn.lr * (gk + beta * (wk - xk) + world.weight_decay * wk)
                     for wk, gk, xk in zip(w, g, x, strict=True)
                 ]
             ends.append(w)
@@ -320,9 +325,9 @@ def fedcm(world: World, alpha: float) -> Layers:
             w = [layer.clone() for layer in theta]
             for batch in turn.batches:
                 u = [alpha * a + (1 - alpha) * b for a, b in zip(grad(w, batch), m, strict=True)]
-                w = [wk - world.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
+                w = [wk - turn.lr * (uk + world.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             ends.append(w)
-            scale = world.lr * len(turn.batches)
+            scale = turn.lr * len(turn.batches)
             directions.append([(a - b) / scale for a, b in zip(theta, w, strict=True)])
         m = average(turns, directions)
         theta = server_step(world, turns, theta, ends)
@@ -337,12 +342,12 @@ def fedadc(world: World, beta: float, nesterov: bool) -> Layers:
             push = [beta * mk / len(turn.batches) for mk in m]
             w = [layer.clone() for layer in theta]
             for batch in turn.batches:
-                point = [wk - world.lr * pk for wk, pk in zip(w, push, strict=True)] if nesterov else w
+                point = [wk - turn.lr * pk for wk, pk in zip(w, push, strict=True)] if nesterov else w
                 g = grad(point, batch)
-                w = [wk - world.lr * (gk + pk + world.weight_decay * wk) for wk, gk, pk in zip(w, g, push, strict=True)]
+                w = [wk - turn.lr * (gk + pk + world.weight_decay * wk) for wk, gk, pk in zip(w, g, push, strict=True)]
             ends.append(w)
         mean_end = average(turns, ends)
-        m = [(a - b) / world.lr for a, b in zip(theta, mean_end, strict=True)]
+        m = [(a - b) / turns[0].lr for a, b in zip(theta, mean_end, strict=True)]
         theta = server_step(world, turns, theta, ends)
     return theta
 
@@ -360,7 +365,7 @@ def ghbm_theory(world: World, beta: float, tau: int) -> Layers:
                 g = grad(w, batch)
                 u = [beta * a + (1 - beta) * b for a, b in zip(g, m, strict=True)]
                 step = [uk + world.weight_decay * wk for uk, wk in zip(u, w, strict=True)]
-                w = [wk - world.lr * sk for wk, sk in zip(w, step, strict=True)]
+                w = [wk - turn.lr * sk for wk, sk in zip(w, step, strict=True)]
                 total = [a + sk - (1 - beta) * mk for a, sk, mk in zip(total, step, m, strict=True)]
             pseudo.append([a / len(turn.batches) for a in total])
         seen.append(average(turns, pseudo))
@@ -390,8 +395,9 @@ def fedopt(world: World, kind: str, beta1: float, beta2: float, epsilon: float) 
 def centralized(world: World, momentum: float) -> Layers:
     """PyTorch's own SGD on the minibatches of the one client, over all rounds."""
     leaves = [layer.clone().requires_grad_() for layer in world.theta0]
-    sgd = torch.optim.SGD(leaves, lr=world.lr, momentum=momentum, weight_decay=world.weight_decay)
+    sgd = torch.optim.SGD(leaves, lr=1.0, momentum=momentum, weight_decay=world.weight_decay)
     for (turn,) in world.rounds:
+        sgd.param_groups[0]["lr"] = turn.lr
         for batch in turn.batches:
             sgd.zero_grad()
             cross_entropy(forward(leaves, batch[0]), batch[1]).backward()

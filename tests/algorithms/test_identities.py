@@ -91,7 +91,7 @@ def test_under_uniform_participation_it_is_not() -> None:
 
 
 def context(t: int = 1, lr: float = 0.5, steps: int = 4, period: float = 2.0) -> ClientContext:
-    return ClientContext(round=t, clients=4, cohort=2, period=period, lr=lr, server_lr=1.0, steps=steps)
+    return ClientContext(round=t, clients=4, cohort=2, share=0.5, period=period, lr=lr, server_lr=1.0, steps=steps)
 
 
 def test_ghbm_by_hand() -> None:

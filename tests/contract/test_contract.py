@@ -125,7 +125,7 @@ def test_a_position_that_went_through_a_file_goes_on_to_the_same_bits(
         return rounds[0] == stop
 
     assert training.run(position, [], enough) == "interrupted"
-    folder = RunFolder.create(tmp_path / "run", training.spec, "serial")
+    folder = RunFolder.create(tmp_path / "run", training.spec, {})
     folder.save(position)
     restored = folder.restore()
     assert restored is not None
@@ -148,7 +148,7 @@ def test_messages_have_one_form_and_the_bytes_that_are_declared(cls: type[Algori
 @every_algorithm
 def test_every_tensor_is_float32_and_as_long_as_the_model_or_of_one_element(cls: type[Algorithm]) -> None:
     training, position = trained(cls)
-    ctx = ClientContext(26, 6, 3, 2.0, 0.1, 1.0, steps=3)
+    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3)
     received = cls().broadcast(position.server, ctx)
     memory = next(iter(position.memories.values()), {})
     there = training.initial
@@ -197,7 +197,7 @@ def test_reports_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
     if cls.pooled:
         pytest.skip("has one client")
     training = uneven_training({"algorithm": cls(), "engine": {"name": engine}})
-    ctx = Context(1, 6, 6, 1.0, 0.1, 1.0)
+    ctx = Context(1, 6, 6, 1.0, 1.0, 0.1, 1.0)
     received = cls().broadcast(training.start().server, ctx)
     memory = cls().init_client(training.initial)
 

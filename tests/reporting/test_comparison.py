@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keel import KeelError, make_spec
+from keel import KeelError, Spec, make_spec
 from keel.reporting.comparison import compare
 from keel.reporting.page import write_charts, write_report
 from keel.reporting.tables import explanation, saving, size
@@ -14,11 +14,18 @@ from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
 
 
+def known(spec: Spec, **changes: object) -> dict[str, object]:
+    """What a run knows of its surroundings, as far as a comparison reads it."""
+    task = {"examples_sha256": "e", "parameters": 1, "loss": "cross entropy"}
+    return {"title": spec.algorithm.title, **task, **changes}
+
+
 def made_up(
     path: Path, curve: list[float], per_round: int, final: float | None, status: str = "finished", **table: object
 ) -> RunFolder:
     """A run folder with these accuracies, one per round."""
-    folder = RunFolder.create(path, make_spec({"rounds": len(curve), **table}), "serial")
+    spec = make_spec({"rounds": len(curve), **table})
+    folder = RunFolder.create(path, spec, known(spec))
     for t, accuracy in enumerate(curve, start=1):
         record = {"round": t, "cohort": [0], "bytes_down": per_round, "bytes_up": per_round, "accuracy": accuracy}
         folder.append(record, 0.1)
@@ -120,10 +127,35 @@ def test_without_the_baseline_there_is_no_target(tmp_path: Path) -> None:
     assert "Rounds and bytes" not in explanation(comparison)
 
 
-def test_a_run_that_was_not_evaluated_yet_is_said_to_be_so(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "a", make_spec({}), "serial")
-    with pytest.raises(KeelError, match="not been evaluated yet"):
+def test_runs_without_an_evaluation_alone_are_said_to_be_so(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "a", make_spec({}), known(make_spec({})))
+    with pytest.raises(KeelError, match="has no accuracy yet"):
         compare(read_runs([tmp_path]))
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_does_not_hide_the_others(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5] * 40, 1, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.6] * 40, 1, 0.6, **algorithm("ghbm"))
+    spec = make_spec({"rounds": 40, "seed": 1, **algorithm("ghbm")})
+    RunFolder.create(tmp_path / "c", spec, known(spec)).finish({"status": "diverged", "accuracy": None})
+    comparison = compare(read_runs([tmp_path]))
+    assert [row["status"] for row in comparison.rows()] == ["finished", "diverged"]
+    assert comparison.rows()[1]["rounds_to_target"] is None
+    write_report(comparison, tmp_path / "report.html")
+
+
+def test_runs_on_different_data_are_different_methods(tmp_path: Path) -> None:
+    for name in "ab":
+        spec = make_spec({"rounds": 1, **algorithm("fedavg")})
+        folder = RunFolder.create(tmp_path / name, spec, known(spec, examples_sha256=name))
+        folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
+    assert len(compare(read_runs([tmp_path])).methods) == 2
+
+
+def test_what_a_kill_left_half_made_is_not_a_run(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / ".b", [0.5], 1, 0.5, **algorithm("ghbm"))
+    assert [folder.path.name for folder in read_runs([tmp_path])] == ["a"]
 
 
 def test_the_page_holds_all_it_needs_and_text_stays_text(tmp_path: Path) -> None:

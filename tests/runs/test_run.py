@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import keel
+from keel.algorithms import make_algorithm
 from keel.runs import run as run_module
 from keel.runs.folder import RunFolder
 from tests.conftest import small_network, uneven_data
@@ -143,6 +144,82 @@ def test_objects_passed_in_python_have_to_be_passed_again(tmp_path: Path) -> Non
     with pytest.raises(keel.KeelError, match="model="):
         keel.resume(run.path)
     assert keel.resume(run.path, model=small_network(), data=uneven_data()).status == "finished"
+
+
+def test_what_is_passed_again_has_to_be_the_same(tmp_path: Path) -> None:
+    run = keel.run(SHORT, model=small_network(), data=uneven_data(), out=tmp_path / "run")
+    with pytest.raises(keel.KeelError, match="initial_sha256"):
+        keel.resume(run.path, model=small_network(seed=5), data=uneven_data())
+    with pytest.raises(keel.KeelError, match="examples_sha256"):
+        keel.resume(run.path, model=small_network(), data=uneven_data(seed=5))
+
+
+def test_a_loss_of_the_users_own_has_to_be_passed_again(tmp_path: Path) -> None:
+    def halved(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none") / 2
+
+    run = keel.run(SHORT, loss=halved, out=tmp_path / "run")
+    with pytest.raises(keel.KeelError, match="loss="):
+        keel.resume(run.path)
+    assert keel.resume(run.path, loss=halved).summary == run.summary
+
+
+def test_an_algorithm_object_keeps_its_own_settings_over_a_resume(tmp_path: Path) -> None:
+    ghbm = make_algorithm("ghbm")  # tau = 1/C, whatever the defaults of the data set
+    whole = keel.run(SHORT, algorithm=ghbm, out=tmp_path / "whole")
+    assert 'tau = "period"' in (whole.path / "spec.toml").read_text()
+
+    def kill(record: dict[str, Any], *_: object) -> None:
+        if record["round"] == 9:
+            raise Killed
+
+    with pytest.raises(Killed):
+        keel.run(SHORT, algorithm=ghbm, out=tmp_path / "killed", hooks=[kill])
+    assert keel.resume(tmp_path / "killed").summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+def test_an_algorithm_that_cannot_be_found_by_name_has_to_be_passed_again(tmp_path: Path) -> None:
+    @keel.hyperparameters
+    class Local(keel.Algorithm):
+        name, title, paper = "local", "Local", "none"
+
+    run = keel.run(SHORT, algorithm=Local(), out=tmp_path / "run")
+    with pytest.raises(keel.KeelError, match="algorithm="):
+        keel.resume(run.path)
+    assert keel.resume(run.path, algorithm=Local()).summary == run.summary
+
+
+def test_a_run_that_diverged_and_was_killed_at_once_does_not_go_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
+    table = {**SHORT, "local": {"lr": 1e30}}
+    whole = keel.run(table, out=tmp_path / "whole")
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(run_module, "summarize", kill)
+    with pytest.raises(Killed):
+        keel.run(table, out=tmp_path / "killed")
+    monkeypatch.undo()
+    assert keel.resume(tmp_path / "killed").summary["model_sha256"] == whole.summary["model_sha256"]
+    assert (tmp_path / "killed/metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_runs_of_another_version_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = keel.make_spec(SHORT)
+    run_module.ensure(spec, tmp_path / "run")
+    run_module.ensure(spec, tmp_path / "run")
+    monkeypatch.setattr(run_module, "environment", lambda: {"keel": "another"})
+    with pytest.raises(keel.KeelError, match="made by another version"):
+        run_module.ensure(spec, tmp_path / "run")
+
+
+def test_names_below_runs_are_never_taken_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [keel.run({**SHORT, "rounds": 1}).path.name for _ in range(3)]
+    assert paths == ["digits-mlp-ghbm-seed0", "digits-mlp-ghbm-seed0-2", "digits-mlp-ghbm-seed0-3"]
 
 
 def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:

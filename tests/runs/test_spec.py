@@ -100,6 +100,12 @@ def test_steps_take_the_place_of_default_epochs() -> None:
     assert (local.steps, local.epochs) == (7, None)
 
 
+def test_the_last_rounds_of_a_short_run_are_fewer() -> None:
+    assert make_spec({"rounds": 30}).evaluation.last == 10
+    assert make_spec({"rounds": 300}).evaluation.last == 100
+    assert make_spec({"rounds": 30, "evaluation": {"last": 25}}).evaluation.last == 25
+
+
 def test_weighted_sampling_is_not_weighted_twice() -> None:
     assert make_spec({"participation": {"sampler": "weighted"}}).server.weighting == "uniform"
     asked = {"participation": {"sampler": "weighted"}, "server": {"weighting": "examples"}}

@@ -96,7 +96,7 @@ def test_lemma_heavy_ball_form_of_momentum(clients: Quadratics, tau: int) -> Non
 @pytest.mark.parametrize("tau", [1, 3, 5])
 def test_keels_ghbm_with_one_local_step_is_the_heavy_ball_form(clients: Quadratics, tau: int) -> None:
     ghbm, lr = make_algorithm("ghbm", beta=0.9, tau=tau), 0.05
-    ctx = ClientContext(round=1, clients=1, cohort=1, period=1.0, lr=lr, server_lr=1.0, steps=1)
+    ctx = ClientContext(round=1, clients=1, cohort=1, share=1.0, period=1.0, lr=lr, server_lr=1.0, steps=1)
     server = ghbm.init_server(torch.ones(DIMENSIONS))
     thetas, gradients = [server["theta"]], []
     for _ in range(40):

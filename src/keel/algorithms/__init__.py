@@ -50,7 +50,7 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """What `keel algorithms` says of one: its traffic is that of real messages, in units of the model."""
     algorithm, size = cls(), 1000
     theta = torch.zeros(size)
-    ctx = ClientContext(round=1, clients=10, cohort=1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
+    ctx = ClientContext(round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
     server, memory = algorithm.init_server(theta), algorithm.init_client(theta)
     received = algorithm.broadcast(server, ctx)
     down, up = [received], []

@@ -26,6 +26,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Rounds = Annotated[int, Field(ge=1)]
+Tau = Rounds | Literal["period"]
+"""A number of rounds, or 1/C whatever the participation is."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class Context:
     """N, all of them."""
     cohort: int
     """S, those that take part in this round."""
+    share: float
+    """The cohort's share of the whole federation: S/N, or of all examples where means are weighted by them."""
     period: float
     """1/C: rounds between two turns of a client, expected."""
     lr: float
     """The local learning rate of this round."""
     server_lr: float
+
+    def rounds(self, tau: "int | str") -> int:
+        """tau as a number."""
+        return tau if isinstance(tau, int) else max(1, round(self.period))
 
     def for_client(self, steps: "int | Tensor") -> "ClientContext":
         return ClientContext(**vars(self), steps=steps)
@@ -66,7 +74,7 @@ class Path:
     start: Tensor
     end: Tensor
     mean_gradient: Tensor | None = None
-    """The mean of the raw minibatch gradients along the path."""
+    """The mean of the minibatch gradients along the path, before the algorithm's corrections."""
     full_gradient: Tensor | None = None
     """The gradient over all of the client's examples, at `start`."""
     velocity: Tensor | None = None

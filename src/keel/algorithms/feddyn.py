@@ -58,5 +58,5 @@ class FedDyn(Algorithm):
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         delta = weighted_mean(reports)["delta"]
-        h = server["h"] + self.alpha * ctx.cohort / ctx.clients * delta
+        h = server["h"] + self.alpha * ctx.share * delta
         return {"theta": server["theta"] - ctx.server_lr * (delta + h / self.alpha), "h": h}

@@ -18,8 +18,8 @@ from keel.algorithms.base import (
     Memory,
     Message,
     Report,
-    Rounds,
     State,
+    Tau,
     hyperparameters,
 )
 
@@ -40,10 +40,10 @@ class GHBM(Algorithm):
     paper = "Zaccone et al., TMLR 2025"
 
     beta: Fraction = 0.9
-    tau: Rounds | None = None
+    tau: Tau = "period"
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        theta, tau = server["theta"], self._tau(ctx)
+        theta, tau = server["theta"], ctx.rounds(self.tau)
         past = server.get(f"past.{tau}")
         m = torch.zeros_like(theta) if past is None else (past - theta) / tau
         return {"theta": theta, "m": m}
@@ -54,8 +54,5 @@ class GHBM(Algorithm):
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         known = sum(name.startswith("past.") for name in server)
         history = [server["theta"], *(server[f"past.{k}"] for k in range(1, known + 1))]
-        past = {f"past.{k}": theta for k, theta in enumerate(history[: self._tau(ctx)], start=1)}
+        past = {f"past.{k}": theta for k, theta in enumerate(history[: ctx.rounds(self.tau)], start=1)}
         return {**super().aggregate(server, reports, ctx), **past}
-
-    def _tau(self, ctx: Context) -> int:
-        return self.tau or max(1, round(ctx.period))

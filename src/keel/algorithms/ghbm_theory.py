@@ -18,8 +18,8 @@ from keel.algorithms.base import (
     Memory,
     Message,
     Report,
-    Rounds,
     State,
+    Tau,
     hyperparameters,
     weighted_mean,
 )
@@ -43,7 +43,7 @@ class GHBMTheory(Algorithm):
     paper = "Zaccone et al., TMLR 2025"
 
     beta: Fraction = 0.1
-    tau: Rounds | None = None
+    tau: Tau = "period"
 
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "m": torch.zeros_like(theta), "bar.0": theta}
@@ -55,7 +55,7 @@ class GHBMTheory(Algorithm):
         return self.beta * gradient(w) + (1 - self.beta) * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
-        tau = self.tau or max(1, round(ctx.period))
+        tau = ctx.rounds(self.tau)
         u = weighted_mean(reports, lambda r: {"u": r.message["delta"] / (ctx.lr * r.steps)})["u"]
         bars = [server[f"bar.{k}"] for k in range(len(server) - 2)]  # bar^{t-1}, bar^{t-2}, ...
         bar = bars[0] - u + (1 - self.beta) * server["m"]

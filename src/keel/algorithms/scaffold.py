@@ -34,6 +34,8 @@ class Scaffold(Algorithm):
     memory:  c_i' = mean minibatch gradient along the path (option 2), or the full gradient at theta (option 1)
     server:  theta <- theta - eta mean(D_i);  c <- c + S/N mean(c_i' - c_i)
 
+    Where means are weighted by examples, S/N is the cohort's share of all examples: c stays the mean of all c_i.
+
     Option 2 equals the paper's c_i - c + (theta - w_i) / (J l) where there is no weight decay, and costs nothing.
     The factor S/N is what public versions most often lack: without it c forgets all who are not in the cohort.
     """
@@ -68,4 +70,4 @@ class Scaffold(Algorithm):
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         mean = weighted_mean(reports)
         theta = server["theta"] - ctx.server_lr * mean["delta"]
-        return {"theta": theta, "c": server["c"] + ctx.cohort / ctx.clients * mean["control"]}
+        return {"theta": theta, "c": server["c"] + ctx.share * mean["control"]}

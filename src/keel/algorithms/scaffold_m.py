@@ -54,5 +54,5 @@ class ScaffoldM(Scaffold):
             reports, lambda report: {**report.message, "m": report.message["delta"] / (ctx.lr * report.steps)}
         )
         theta = server["theta"] - ctx.server_lr * mean["delta"]
-        c = server["c"] + ctx.cohort / ctx.clients * mean["control"]
+        c = server["c"] + ctx.share * mean["control"]
         return {"theta": theta, "c": c, "m": mean["m"]}

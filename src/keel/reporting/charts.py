@@ -27,7 +27,7 @@ def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt
         for method in comparison.methods
         for i, column in enumerate(method.accuracy.T)
     ]
-    labels = [method.label for method in comparison.methods]
+    labels = [method.label for method in comparison.methods if len(method.rounds)]
     pick = alt.selection_point(fields=["method"], bind="legend")
     base = alt.Chart(alt.InlineData(values=values)).encode(
         x=alt.X("x:Q", title=f"{unit} sent, up and down" if over == "bytes" else "round"),
@@ -58,7 +58,7 @@ def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt
 
 
 def _unit(comparison: Comparison) -> tuple[str, int]:
-    most = max(float(method.bytes[-1]) for method in comparison.methods)
+    most = max(float(method.bytes[-1]) for method in comparison.methods if len(method.rounds))
     return next(((u, d) for u, d in (("GB", 10**9), ("MB", 10**6)) if most >= d), ("kB", 10**3))
 
 

@@ -28,6 +28,8 @@ class Method:
 
     label: str
     table: Table
+    task: tuple[Any, ...]
+    """What tells tasks apart whose specs are equal, as where data and a model were passed in Python."""
     seeds: list[int]
     rounds: np.ndarray
     """The rounds in which every one of the runs was evaluated."""
@@ -48,7 +50,7 @@ class Method:
         """What two methods must share to be measured against one another: all but the algorithm and its rates."""
         local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}
         shared = ("rounds", "data", "model", "participation", "evaluation")
-        return {**{k: self.table[k] for k in shared}, "local": local}
+        return {**{k: self.table[k] for k in shared}, "local": local, "task": self.task}
 
     @property
     def accuracy_mean(self) -> float | None:
@@ -65,6 +67,8 @@ class Method:
         It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds (EVALUATIONS
         of them at least), does: the target is a mean over rounds too, and one lucky round does not count.
         """
+        if self.status == "diverged":
+            return None
         curve = self.accuracy.mean(axis=0)
         for column, t in enumerate(self.rounds):
             first = min(int(np.searchsorted(self.rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
@@ -120,10 +124,13 @@ def compare(folders: list[RunFolder], baseline: str | None = None) -> Comparison
     for folder in folders:
         table = folder.table
         seed = table.pop("seed")
-        groups.setdefault(repr(table), {}).setdefault(seed, folder)  # a run that was made twice counts once
+        key = repr((table, _task(folder)))
+        groups.setdefault(key, {}).setdefault(seed, folder)  # a run that was made twice counts once
     members = [list(group.values()) for group in groups.values()]
     labels = _labels([group[0] for group in members])
     methods = [_method(label, group) for label, group in zip(labels, members, strict=True)]
+    if not any(len(method.rounds) for method in methods):
+        raise KeelError(f"run: {str(folders[0].path)!r} has no accuracy yet; accepted: runs with an evaluation")
     if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
         raise unknown("--baseline", baseline, set(names))
     return Comparison(methods, baseline or "fedavg")
@@ -132,24 +139,29 @@ def compare(folders: list[RunFolder], baseline: str | None = None) -> Comparison
 def _method(label: str, group: list[RunFolder]) -> Method:
     histories = [folder.records() for folder in group]
     evaluated = [{r["round"]: r["accuracy"] for r in history if "accuracy" in r} for history in histories]
-    rounds = sorted(set.intersection(*(set(of_run) for of_run in evaluated)))
-    if not rounds:
-        raise KeelError(f"run: {str(group[0].path)!r} has not been evaluated yet; accepted: runs with an evaluation")
-    traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories]
-    columns = np.array(rounds) - 1
+    known = [of_run for of_run in evaluated if of_run]  # a run that has just begun, or diverged at once, has none
+    rounds = sorted(set.intersection(*map(set, known))) if known else []
+    traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories if history]
+    columns = np.array(rounds, dtype=np.int64) - 1
+    bytes_sent = [run[columns] for run in traffic if rounds and len(run) >= rounds[-1]]
     summaries = [folder.summary or {"status": "running"} for folder in group]
     states = {summary["status"] for summary in summaries}
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
     return Method(
         label,
         group[0].table,
+        _task(group[0]),
         [folder.table["seed"] for folder in group],
-        np.array(rounds),
-        np.array([[of_run[t] for t in rounds] for of_run in evaluated]),
-        np.mean([run[columns] for run in traffic], axis=0),
+        np.array(rounds, dtype=np.int64),
+        np.array([[of_run[t] for t in rounds] for of_run in known]),
+        np.mean(bytes_sent, axis=0) if bytes_sent else np.zeros(0),
         None if len(finals) < len(group) else finals,
         next((s for s in ("diverged", "interrupted", "running") if s in states), "finished"),
     )
+
+
+def _task(folder: RunFolder) -> tuple[Any, ...]:
+    return tuple(folder.environment[what] for what in ("examples_sha256", "parameters", "loss"))
 
 
 def _labels(folders: list[RunFolder]) -> list[str]:

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -12,7 +13,7 @@ from keel.errors import Stopped
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
 from keel.runs.run import ensure
-from keel.runs.spec import Spec, make_spec
+from keel.runs.spec import Spec, resolved_spec
 
 _progress: "multiprocessing.Queue[tuple[int, Record]]"
 
@@ -35,10 +36,12 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
         waiting = [pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path) for i, job in enumerate(jobs)]
         try:
             _follow(waiting, queue, on_round)
+            return [future.result() for future in waiting]
         except KeyboardInterrupt:
             pool.shutdown(wait=True, cancel_futures=True)
             raise Stopped from None
-        return [future.result() for future in waiting]
+        except BrokenProcessPool:
+            raise OSError("a worker process died; the same command goes on where it was") from None
 
 
 def _follow(
@@ -62,7 +65,7 @@ def _set_progress(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
 
 
 def _run(number: int, table: dict[str, Any], path: Path) -> dict[str, Any]:
-    run = ensure(make_spec(table), path, hooks=[lambda record, *_: _progress.put((number, record))])
+    run = ensure(resolved_spec(table), path, hooks=[lambda record, *_: _progress.put((number, record))])
     if run.status == "interrupted":
         raise KeyboardInterrupt
     return run.summary
@@ -72,6 +75,6 @@ def read_runs(paths: list[Path]) -> list[RunFolder]:
     """The run folders among `paths` and directly below them."""
     folders = []
     for path in paths:
-        below = sorted(p.parent for p in path.glob("*/spec.toml")) if not (path / "spec.toml").is_file() else [path]
+        below = sorted(p.parent for p in path.glob("[!.]*/spec.toml")) if not (path / "spec.toml").is_file() else [path]
         folders += [RunFolder.open(p) for p in below or [path]]
     return folders

@@ -13,8 +13,11 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ from safetensors import safe_open
 
 from keel.errors import KeelError
 from keel.rounds import Position, Record
-from keel.runs.spec import Spec, make_spec, read_spec
+from keel.runs.spec import Spec, read_spec, resolved_spec
 
 
 class RunFolder:
@@ -38,21 +41,24 @@ class RunFolder:
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
 
     @classmethod
-    def create(cls, path: Path, spec: Spec, engine: str) -> "RunFolder":
-        """A new folder. It appears whole or not at all."""
+    def create(cls, path: Path, spec: Spec, known: dict[str, Any]) -> "RunFolder":
+        """A new folder with its spec and what is `known` of its surroundings. It appears whole or not at all."""
         if path.exists():
-            raise KeelError(f"out: {str(path)!r} exists; accepted: a new folder, or keel resume {path}")
+            raise FileExistsError(f"{str(path)!r} exists")
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.mkdir()
-        (aside / "spec.toml").write_text(spec.to_toml(), encoding="utf-8")
-        (aside / "environment.json").write_text(
-            json.dumps(environment(spec, engine), indent=2) + "\n", encoding="utf-8"
-        )
-        (aside / "checkpoint").mkdir()
-        (aside / "metrics.jsonl").touch()
-        (aside / "timings.jsonl").touch()
-        aside.rename(path)
+        aside = Path(mkdtemp(prefix=".", dir=path.parent))
+        try:
+            (aside / "checkpoint").mkdir()
+            _write(aside / "spec.toml", spec.to_toml().encode())
+            _write(aside / "environment.json", (json.dumps(known, indent=2) + "\n").encode())
+            _write(aside / "metrics.jsonl", b"")
+            _write(aside / "timings.jsonl", b"")
+            aside.chmod(0o755)
+            aside.rename(path)
+        except BaseException:
+            rmtree(aside, ignore_errors=True)
+            raise
+        _sync(path.parent)
         return cls(path)
 
     @classmethod
@@ -68,20 +74,20 @@ class RunFolder:
 
     @property
     def spec(self) -> Spec:
-        return make_spec(self.table)
+        return resolved_spec(self.table)
 
     @property
     def engine(self) -> str:
         """The engine that was chosen when the run began, kept on resume."""
-        return self._environment["engine"]
+        return self.environment["engine"]
 
     @property
     def title(self) -> str:
         """The algorithm's name as people write it."""
-        return self._environment["title"]
+        return self.environment["title"]
 
     @property
-    def _environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
 
     @property
@@ -153,11 +159,13 @@ class RunFolder:
         _replace(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def environment(spec: Spec, engine: str) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
+    """What a run's bits may depend on besides its spec."""
+    package = Path(__file__).parents[1]
+    source = sha256(b"".join(file.read_bytes() for file in sorted(package.rglob("*.py"))))
     return {
-        "engine": engine,
-        "title": spec.algorithm.title,
         "keel": version("keel-fl"),
+        "source_sha256": source.hexdigest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -176,15 +184,24 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 def _replace(file: Path, content: bytes) -> None:
     aside = file.with_name(f".{file.name}.new")
     try:
-        with aside.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write(aside, content)
         aside.replace(file)
+        _sync(file.parent)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def _sync(file: Path) -> None:
-    with file.open("rb") as stream:
+def _write(file: Path, content: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
         os.fsync(stream.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

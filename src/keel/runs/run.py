@@ -5,7 +5,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from time import monotonic
 from typing import Any
@@ -17,9 +20,9 @@ from keel.data.federated import FederatedData
 from keel.errors import KeelError
 from keel.params import FlatModel, Loss, fingerprint
 from keel.rounds import Hook, Position, Record, Training
-from keel.runs.folder import RunFolder
-from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec
-from keel.task import make_task
+from keel.runs.folder import RunFolder, environment
+from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec
+from keel.task import make_task, per_example_cross_entropy
 
 CHECKPOINT_SECONDS = 10.0
 """What a kill can cost at the most, besides the round it hits."""
@@ -63,9 +66,8 @@ def run(
     parameters as they are now are the initial ones.
     """
     spec = _as_spec(spec, model, data, algorithm)
-    task = make_task(spec, module=model, data=data, loss=loss)
-    training = Training(spec, task)
-    folder = RunFolder.create(Path(out) if out is not None else free_path(spec), spec, training.engine.name)
+    training = Training(spec, make_task(spec, module=model, data=data, loss=loss))
+    folder = _create(spec, training, None if out is None else Path(out))
     with folder.locked():
         return _go(folder, training, training.start(), hooks)
 
@@ -75,24 +77,31 @@ def resume(
     *,
     model: nn.Module | None = None,
     data: FederatedData | None = None,
+    algorithm: Algorithm | None = None,
     loss: Loss | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Run:
-    """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is."""
+    """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
+
+    What was passed in Python when it began has to be passed again, and is checked to be the same.
+    """
     folder = RunFolder.open(Path(path))
-    spec = folder.spec
-    for kind, name, value in ("model", spec.model.name, model), ("data", spec.data.name, data):
-        if name == CUSTOM and value is None:
+    table, known = folder.table, folder.environment
+    for kind, value in ("model", model), ("data", data), ("algorithm", algorithm), ("loss", loss):
+        own = known["loss"] == CUSTOM if kind == "loss" else table[kind]["name"] == CUSTOM
+        if own and value is None:
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
-    engine = spec.engine.model_copy(update={"name": folder.engine})
+    spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
+    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"name": folder.engine})})
     with folder.locked():
-        training = Training(
-            spec.model_copy(update={"engine": engine}), make_task(spec, module=model, data=data, loss=loss)
-        )
+        training = Training(spec, make_task(spec, module=model, data=data, loss=loss))
+        for what, value in _fingerprints(training).items():
+            if known[what] != value:
+                raise KeelError(
+                    f"{what}: {value!r}, but this run began with {known[what]!r}; accepted: what it began with"
+                )
         if folder.ended:
-            position = folder.saved_position()
-            assert position is not None, "an ended run has saved its position"
-            return _result(folder, training, position)
+            return _result(folder, training, folder.saved_position() or training.start())
         return _go(folder, training, folder.restore() or training.start(), hooks)
 
 
@@ -100,15 +109,50 @@ def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = ()) -> Run:
     """The run of `spec` in `path`: made, gone on with or found finished."""
     if not path.exists():
         return run(spec, out=path, hooks=hooks)
-    if RunFolder.open(path).spec != spec:
-        raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder")
+    folder = RunFolder.open(path)
+    if folder.spec != spec:
+        raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
+    for what, value in environment().items():
+        if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
+            raise KeelError(f"out: {str(path)!r} was made by another version ({what}); accepted: another folder")
     return resume(path, hooks=hooks)
 
 
-def free_path(spec: Spec, parent: Path = Path("runs")) -> Path:
-    """A telling name below `parent` that is not taken."""
-    names = [spec.label, *(f"{spec.label}-{n}" for n in range(2, 10_000))]
-    return next(parent / name for name in names if not (parent / name).exists())
+def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
+    """The folder at `path`, or a telling name below runs/ that is not taken."""
+    known = {
+        "engine": training.engine.name,
+        "title": spec.algorithm.title,
+        **_fingerprints(training),
+        **environment(),
+    }
+    if path is not None:
+        try:
+            return RunFolder.create(path, spec, known)
+        except FileExistsError:
+            raise KeelError(f"out: {str(path)!r} exists; accepted: a new folder, or keel resume {path}") from None
+    for number in count(1):
+        try:
+            return RunFolder.create(Path("runs") / (spec.label + f"-{number}" * (number > 1)), spec, known)
+        except FileExistsError:  # taken, perhaps this moment by another process
+            continue
+    raise AssertionError("count() does not end")
+
+
+def _fingerprints(training: Training) -> dict[str, Any]:
+    """What tells whether two trainings are on the same task, also where parts of it were passed in Python."""
+    task = training.task
+    examples = sha256()
+    for tensor in (task.data.train.inputs, task.data.train.targets, task.data.test.inputs, task.data.test.targets):
+        examples.update(tensor.contiguous().numpy().tobytes())
+    partition = sha256(task.data.partition.indices.tobytes() + task.data.partition.offsets.tobytes())
+    return {
+        "loss": "cross entropy" if task.loss is per_example_cross_entropy else CUSTOM,
+        "parameters": training.parameters,
+        "initial_sha256": fingerprint(training.initial),
+        "examples_sha256": examples.hexdigest(),
+        "partition_sha256": partition.hexdigest(),
+    }
 
 
 def _as_spec(
@@ -117,8 +161,11 @@ def _as_spec(
     data: FederatedData | None,
     algorithm: Algorithm | None,
 ) -> Spec:
+    table: dict[str, Any]
     if isinstance(spec, Spec):
-        table: dict[str, Any] = spec.model_dump(exclude_none=True)
+        if model is None and data is None and algorithm is None:
+            return spec
+        table = spec.model_dump(exclude_none=True)
     elif isinstance(spec, str | Path):
         table = read_spec(Path(spec))
     else:
@@ -137,14 +184,22 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
 
     def keep(record: Record, position: Position, seconds: float) -> None:
         folder.append(record, seconds)
-        if monotonic() - saved[0] > CHECKPOINT_SECONDS:
+        if monotonic() - saved[0] > CHECKPOINT_SECONDS and not record.get("diverged"):
             folder.save(position)
             saved[0] = monotonic()
 
-    with interruptible() as interrupted:
-        status = training.run(position, [keep, *hooks], stop=interrupted.is_set)
-    folder.save(position)
-    folder.finish(summarize(folder, training, position, status))
+    try:
+        with interruptible() as interrupted:
+            status = training.run(position, [keep, *hooks], stop=interrupted.is_set)
+        if status == "diverged":  # said first: a position that is not finite must not be gone on from
+            folder.finish(summarize(folder, training, position, status))
+            folder.save(position)
+        else:
+            folder.save(position)
+            folder.finish(summarize(folder, training, position, status))
+    except OSError as error:
+        kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
+        raise OSError(f"{error}; {kept}") from error
     return _result(folder, training, position)
 
 
@@ -153,7 +208,7 @@ def _result(folder: RunFolder, training: Training, position: Position) -> Run:
     model.weights.copy_(position.server["theta"])
     summary = folder.summary
     assert summary is not None
-    return Run(folder.path, summary, model.module)
+    return Run(folder.path, summary, model.module.eval())
 
 
 def summarize(folder: RunFolder, training: Training, position: Position, status: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from keel.models import MODELS, check_settings
 from keel.schedules import Schedule
 
 CUSTOM = "custom"
-"""The name of data or a model that was passed as a Python object."""
+"""The name of data, a model or an algorithm that was passed as a Python object and cannot be found by name."""
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -122,7 +122,9 @@ def _algorithm(value: Any) -> Algorithm:
 
 def _algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
     cls = type(algorithm)
-    name = cls.name if cls.__module__.startswith("keel.") else f"{cls.__module__}:{cls.__name__}"
+    importable = cls.__module__ != "__main__" and cls.__qualname__ == cls.__name__
+    own = f"{cls.__module__}:{cls.__name__}" if importable else CUSTOM
+    name = cls.name if cls.__module__.startswith("keel.") else own
     return {"name": name, **{k: v for k, v in algorithm.settings().items() if v is not None}}
 
 
@@ -158,8 +160,13 @@ def make_spec(table: Mapping[str, Any]) -> Spec:
     _check_names(table)
     full = _merge(*_default_layers(table), table)
     _settle(full, table)
+    return resolved_spec(full)
+
+
+def resolved_spec(table: Mapping[str, Any]) -> Spec:
+    """The spec that a resolved table is, as it stands: nothing is filled in."""
     try:
-        return Spec.model_validate(full)
+        return Spec.model_validate(table)
     except ValidationError as error:
         raise KeelError(explain(error)) from None
 
@@ -208,9 +215,10 @@ def _default_layers(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm.get("name", "ghbm")
     known = defaults()
     for_data = known.get(data, {}) if isinstance(data, str) else {}
-    for_algorithm = for_data.get("with", {}).get(name, {}) if isinstance(name, str) else {}
+    layers = [known["any"], for_data]
+    for_algorithm = [layer.get("with", {}).get(name, {}) for layer in layers if isinstance(name, str)]
     every: dict[str, Any] = {section: {} for section, field in Spec.model_fields.items() if field.is_required()}
-    return [every, known["any"], {k: v for k, v in for_data.items() if k != "with"}, for_algorithm]
+    return [every, *({k: v for k, v in layer.items() if k != "with"} for layer in layers), *for_algorithm]
 
 
 def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -218,6 +226,10 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     given_local = given.get("local", {})
     if "steps" in given_local and "epochs" not in given_local:
         full["local"].pop("epochs", None)
+    rounds = full.get("rounds", Spec.model_fields["rounds"].default)
+    if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
+        most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)
+        full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # the last rounds of a short run are fewer
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
     if full["data"].get("partition") == "key" and "clients" not in given.get("data", {}):
