@@ -48,7 +48,7 @@ def demo(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """FedAvg, FedAvgM, GHBM and FedHBM on handwritten digits, one class per client.
+    """Compare four methods on handwritten digits.
 
     Example: keel demo
     """
@@ -121,7 +121,7 @@ def resume(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped, to the same bits as if it never had been.
+    """Go on with a run that was stopped.
 
     Example: keel resume runs/digits-mlp-ghbm-seed0
     """
@@ -145,7 +145,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """One self-contained page with the curves and the table of any number of runs.
+    """Write a page about any number of runs.
 
     Example: keel report runs/demo -o report.html
     """
@@ -169,7 +169,7 @@ def report(
 
 @app.command()
 def algorithms(as_json: AsJson = False) -> None:
-    """List the algorithms with what they send, in units of the model.
+    """List the algorithms and what they send.
 
     Example: keel algorithms --json
     """
@@ -214,8 +214,9 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         _print_json({**summary, "path": str(path)})
     else:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
+        quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
         console.print(
-            f"{summary['status']} after {summary['rounds']} rounds: accuracy {percent(summary['accuracy'])}, "
+            f"{summary['status']} after {summary['rounds']} rounds: accuracy {percent(quality)}, "
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )

@@ -19,8 +19,9 @@ class Stopped(Exception):
 def unknown(kind: str, value: str, known: Iterable[str]) -> KeelError:
     """An error for a name that is not known, with the nearest known one if there is one."""
     names = sorted(known)
-    near = get_close_matches(value, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    lower = {name.lower(): name for name in names}
+    near = get_close_matches(value.lower(), lower, n=1)
+    hint = f"did you mean {lower[near[0]]!r}? " if near else ""
     return KeelError(f"{kind}: {value!r} is not known; {hint}accepted: {', '.join(names)}")
 
 

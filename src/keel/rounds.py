@@ -13,6 +13,7 @@ import torch
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
 from keel.engines import Problem, RoundWork, make_engine
+from keel.errors import KeelError
 from keel.evaluation import Evaluator
 from keel.params import FlatModel
 from keel.runs.spec import Spec
@@ -101,6 +102,11 @@ class Training:
         server = algorithm.aggregate(server, reports, ctx)
         for _ in reports:  # an algorithm may not have needed them all; the clients took part all the same
             pass
+        if "theta" not in server or server["theta"].shape != self.initial.shape:
+            raise KeelError(
+                f"algorithm: {type(algorithm).__name__}.aggregate has to return a state whose theta is a model "
+                f"of {self.parameters} parameters"
+            )
         position.round, position.server = t, server
         position.memories.update(kept)
         record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}

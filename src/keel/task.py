@@ -43,6 +43,8 @@ def make_task(
         with torch_draws(spec.seed, "model"):
             shape = tuple(data.train.inputs.shape[1:])
             module = models.build(spec.model.name, shape, data.classes, spec.model.settings)
+    if loss is not None and not callable(loss):
+        raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
     task = Task(module, data, loss or per_example_cross_entropy)
     _try(task)
     return task
@@ -112,10 +114,10 @@ def _try(task: Task) -> None:
                 f"model: training changes the buffer {name}, which is no parameter and would not be federated; "
                 "accepted: nn.GroupNorm or nn.LayerNorm in place of normalisation with running statistics"
             )
-    if tuple(losses.shape) != (len(few),):
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(few),):
+        given = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         raise KeelError(
-            f"loss: gives shape {tuple(losses.shape)} for {len(few)} examples; accepted: one loss per example, "
-            "as with reduction='none'"
+            f"loss: gives {given} for {len(few)} examples; accepted: one loss per example, as with reduction='none'"
         )
     if task.data.classes and (outputs.dim() != 2 or outputs.shape[1] < task.data.classes):
         raise KeelError(f"model: outputs of shape {tuple(outputs.shape[1:])} for {task.data.classes} classes")

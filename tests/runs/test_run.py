@@ -222,6 +222,45 @@ def test_names_below_runs_are_never_taken_twice(tmp_path: Path, monkeypatch: pyt
     assert paths == ["digits-mlp-ghbm-seed0", "digits-mlp-ghbm-seed0-2", "digits-mlp-ghbm-seed0-3"]
 
 
+def test_a_damaged_folder_is_named_in_one_line(tmp_path: Path) -> None:
+    run = keel.run({**SHORT, "rounds": 3}, out=tmp_path / "run")
+    (run.path / "metrics.jsonl").write_text("{]\n")
+    with pytest.raises(keel.KeelError, match=r"metrics.jsonl' is damaged"):
+        _ = run.records
+    (run.path / "checkpoint/state.safetensors").write_bytes(b"")
+    with pytest.raises(keel.KeelError, match=r"state.safetensors' is damaged"):
+        keel.resume(run.path)
+
+
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [
+        ({"model": torch.nn.Linear}, "model: .* accepted: an instance of Module"),
+        ({"data": (1, 2)}, "accepted: an instance of FederatedData"),
+        ({"algorithm": "fedavg"}, "accepted: an instance of Algorithm"),
+        ({"loss": "mse"}, "loss: 'mse'"),
+        ({"loss": lambda outputs, targets: 3}, "loss: gives 3 for 2 examples"),
+    ],
+    ids=str,
+)
+def test_what_is_passed_has_to_be_of_its_kind(passed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(keel.KeelError, match=words):
+        keel.run(SHORT, out=tmp_path / "run", **passed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_algorithm_that_loses_the_model_is_told_so(tmp_path: Path) -> None:
+    @keel.hyperparameters
+    class Lost(keel.Algorithm):
+        name, title, paper = "lost", "Lost", "none"
+
+        def aggregate(self, server, reports, ctx):  # type: ignore[no-untyped-def]
+            return {"thet": server["theta"]}
+
+    with pytest.raises(keel.KeelError, match=r"Lost.aggregate has to return a state whose theta is a model of 4810"):
+        keel.run(SHORT, algorithm=Lost(), out=tmp_path / "run")
+
+
 def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
     worker = threading.Thread(target=keel.run, args=(SHORT,), kwargs={"out": tmp_path / "run"})
     worker.start()

@@ -33,7 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"participation": {"sampler": "random"}}, "participation.sampler: input should be 'uniform', 'cyclic'"),
     ({"local": {"lr": -0.1}}, "local.lr: input should be greater than 0, not -0.1"),
     ({"local": {"lr": float("nan")}}, "local.lr: input should be a finite number"),
-    ({"local": {"epochs": 1, "steps": 2}}, "local: needs either epochs or steps"),
+    ({"local": {"epochs": 1, "steps": 2}}, "local: needs one of epochs and steps, and not both"),
     ({"local": 3}, "local: 3 is not a table"),
     ({"data": {"name": "digitz"}}, "data.name: input should be 'digits'"),
     ({"data": {"alpha": -1.0}}, "data.alpha: input should be greater than or equal to 0"),

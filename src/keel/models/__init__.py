@@ -16,10 +16,14 @@ _CONFIG = ConfigDict(strict=True)
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, settings: dict[str, Any]) -> nn.Module:
+    if name not in MODELS:
+        raise KeelError(f"model.name: {name!r} stands for a model passed in Python: keel.run(..., model=...)")
     try:
         return validate_call(config=_CONFIG)(MODELS[name])(input_shape, classes, **settings)
     except ValidationError as error:
         raise KeelError(explain(error, "model")) from None
+    except (RuntimeError, MemoryError) as error:  # too large for this machine
+        raise KeelError(f"model: cannot be built ({str(error).splitlines()[0]})") from error
 
 
 def check_settings(name: str, settings: dict[str, Any]) -> None:

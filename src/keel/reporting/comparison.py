@@ -5,6 +5,7 @@ Reads run folders as text: it builds no model and imports no algorithm, so that 
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Any
 
@@ -172,8 +173,12 @@ def _labels(folders: list[RunFolder]) -> list[str]:
     for title, settings in zip(titles, flat, strict=True):
         twins = [other for other_title, other in zip(titles, flat, strict=True) if other_title == title]
         differing = [k for k in settings if any(other.get(k) != settings[k] for other in twins)]
-        labels.append(" ".join([title, *(f"{k.split('.')[-1]}={settings[k]}" for k in differing)]))
+        labels.append(" ".join([title, *(f"{k.removeprefix('algorithm.')}={_short(settings[k])}" for k in differing)]))
     return labels
+
+
+def _short(value: Any) -> Any:
+    return PurePath(value).name if isinstance(value, str) and "/" in value else value
 
 
 def _flatten(table: Table, prefix: str = "") -> Table:

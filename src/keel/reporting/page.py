@@ -40,7 +40,12 @@ def write_report(comparison: Comparison, path: Path) -> None:
         vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    aside = path.with_name(f".{path.name}.new")  # a full disk must not spoil an earlier page
+    try:
+        aside.write_text(page, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _few(values: set[float]) -> str:

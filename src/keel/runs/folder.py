@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 from filelock import FileLock, Timeout
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from keel.errors import KeelError
 from keel.rounds import Position, Record
@@ -136,14 +136,18 @@ class RunFolder:
         if not self.checkpoint_file.is_file():
             return None
         position = Position(0, {})
-        with safe_open(self.checkpoint_file, framework="pt") as file:
-            position.round = int(file.metadata()["round"])
-            for key in file.keys():  # noqa: SIM118 (not a dict)
-                match key.split("/"):
-                    case ["server", name]:
-                        position.server[name] = file.get_tensor(key)
-                    case ["memory", client, name]:
-                        position.memories.setdefault(int(client), {})[name] = file.get_tensor(key)
+        try:
+            with safe_open(self.checkpoint_file, framework="pt") as file:
+                position.round = int(file.metadata()["round"])
+                for key in file.keys():  # noqa: SIM118 (not a dict)
+                    match key.split("/"):
+                        case ["server", name]:
+                            position.server[name] = file.get_tensor(key)
+                        case ["memory", client, name]:
+                            position.memories.setdefault(int(client), {})[name] = file.get_tensor(key)
+        except SafetensorError as error:
+            damaged = f"run: {str(self.checkpoint_file)!r} is damaged ({error})"
+            raise KeelError(f"{damaged}; without it the run starts again from its first round") from error
         return position
 
     def restore(self) -> Position | None:
@@ -178,7 +182,10 @@ def environment() -> dict[str, Any]:
 def _lines(file: Path) -> list[dict[str, Any]]:
     """Whole lines only: a kill can leave the last one cut short."""
     text = file.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except json.JSONDecodeError as error:
+        raise KeelError(f"run: {str(file)!r} is damaged: a line of it is not JSON ({error})") from None
 
 
 def _replace(file: Path, content: bytes) -> None:

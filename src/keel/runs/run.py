@@ -161,6 +161,13 @@ def _as_spec(
     data: FederatedData | None,
     algorithm: Algorithm | None,
 ) -> Spec:
+    for name, value, kind in (
+        ("model", model, nn.Module),
+        ("data", data, FederatedData),
+        ("algorithm", algorithm, Algorithm),
+    ):
+        if not isinstance(value, kind | None):
+            raise KeelError(f"{name}: {value!r}; accepted: an instance of {kind.__name__}")
     table: dict[str, Any]
     if isinstance(spec, Spec):
         if model is None and data is None and algorithm is None:

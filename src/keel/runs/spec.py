@@ -86,7 +86,7 @@ class LocalSpec(_Table):
     @model_validator(mode="after")
     def _one_measure_of_work(self) -> "LocalSpec":
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("needs either epochs or steps")
+            raise ValueError("needs one of epochs and steps, and not both")
         return self
 
 
@@ -116,7 +116,7 @@ def _algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm):
         return value
     if not isinstance(value.get("name"), str):
-        raise ValueError("needs a name")
+        raise ValueError("needs a name, as text")
     return make_algorithm(**value)
 
 
