@@ -27,7 +27,7 @@ SEEDS = 5
 EVERY = 6
 """Rounds between the points of a curve, so that the pictures stay small."""
 MARK = "<!-- measured -->"
-REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.1, "evaluation.every": 1, "evaluation.last": 10}
+REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.03, "evaluation.every": 1, "evaluation.last": 10}
 """Centralized training: a round is an epoch over all the data."""
 
 
