@@ -43,10 +43,11 @@ def explanation(comparison: Comparison) -> str:
     words = "Accuracy: each seed's average over the last rounds, then mean ± deviation over the seeds."
     known = {target for target in comparison.targets if target is not None}
     if known:
-        at = percent(known.pop()) if len(known) == 1 else "its target"
+        at = percent(min(known)) if len(known) == 1 else "its target"
+        name = next(m.label for m in comparison.methods if m.algorithm == comparison.baseline)
         words += (
             f" Rounds and bytes: until the average over {WINDOW} rounds stands at {at}, "
-            f"the final accuracy of {comparison.baseline} in the same setting."
+            f"the final accuracy of {name if len(known) < 2 else comparison.baseline} in the same setting."
         )
     return words
 
