@@ -241,7 +241,7 @@ def test_a_damaged_folder_is_named_in_one_line(tmp_path: Path) -> None:
         ({"loss": "mse"}, "loss: 'mse'"),
         ({"loss": lambda outputs, targets: 3}, "loss: gives 3 for 2 examples"),
     ],
-    ids=str,
+    ids=["model", "data", "algorithm", "loss", "number"],
 )
 def test_what_is_passed_has_to_be_of_its_kind(passed: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(keel.KeelError, match=words):
