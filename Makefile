@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench grid experiment scarce clean
+.PHONY: demo test coverage lint bench grid experiment scarce clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
 test: lint
+	$(BIN)/pytest -n 2
+
+coverage: .venv/ready
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 
 lint: .venv/ready
