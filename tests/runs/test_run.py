@@ -270,7 +270,7 @@ def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path) -> None:
-    options = ["--rounds", "600", "--engine", "serial", "--quiet", "--set", "evaluation.last=5"]
+    options = ["--rounds", "150", "--engine", "serial", "--quiet", "--set", "evaluation.last=5"]
     command = [sys.executable, "-m", "keel"]
     started = subprocess.Popen([*command, "run", *options, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
     metrics = tmp_path / "run" / "metrics.jsonl"
