@@ -55,7 +55,7 @@ class RunFolder:
             _write(aside / "timings.jsonl", b"")
             aside.chmod(0o755)
             aside.rename(path)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: nothing half-made stays
             rmtree(aside, ignore_errors=True)
             raise
         _sync(path.parent)
