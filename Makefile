@@ -10,10 +10,10 @@ demo: .venv/ready
 test: lint
 	$(BIN)/pytest -n 2
 
-coverage: .venv/ready
+coverage: .venv/dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 
-lint: .venv/ready
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,5 +38,10 @@ clean:
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+# What tests need besides: every extra, and the tools.
+.venv/dev: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

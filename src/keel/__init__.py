@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.algorithms.base import Algorithm, ClientContext, Context, Path, Report, hyperparameters, weighted_mean
     from keel.data.federated import Examples, FederatedData, Partition
-    from keel.data.own import federate
+    from keel.data.own import federate, from_dataset, from_partitioner
     from keel.errors import KeelError
     from keel.runs.run import Run, resume, run
     from keel.runs.spec import Spec, make_spec
@@ -29,6 +29,8 @@ _HOMES = {
     "make_spec": "keel.runs.spec",
     # on data of one's own
     "federate": "keel.data.own",
+    "from_dataset": "keel.data.own",
+    "from_partitioner": "keel.data.own",
     "FederatedData": "keel.data.federated",
     "Examples": "keel.data.federated",
     "Partition": "keel.data.federated",
@@ -57,6 +59,8 @@ __all__ = [
     "Run",
     "Spec",
     "federate",
+    "from_dataset",
+    "from_partitioner",
     "hyperparameters",
     "make_spec",
     "resume",

@@ -193,6 +193,95 @@ def algorithms(as_json: AsJson = False) -> None:
     console.print(table)
 
 
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and look at data sets.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """List the data sets, and whether their files are there.
+
+    Example: keel data list
+    """
+    from keel.data.catalog import CATALOG, describe
+    from keel.data.store import data_folder
+
+    rows = [describe(name) for name in CATALOG]
+    if as_json:
+        _print_json(rows)
+        return
+    from rich.table import Table
+
+    from keel.terminal import console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "what", "files"):
+        table.add_column(name, no_wrap=name != "what")
+    for row in rows:
+        table.add_row(row["name"], row["title"], row["files"])
+    console.print(table)
+    console.print(f"\nData folder: {data_folder()} (KEEL_DATA)", soft_wrap=True)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set that keel data list names.")], quiet: Quiet = False
+) -> None:
+    """Fetch a data set's files, check them and prepare them.
+
+    A download that was cut off is gone on with. Example: keel data get cifar10
+    """
+    from keel.data.catalog import find, load
+    from keel.data.fetch import fetch
+    from keel.data.store import data_folder
+    from keel.terminal import console, fetching
+
+    entry, folder = find(name), data_folder()
+    for download in entry.downloads:
+        if not download.present(folder):
+            with fetching(download.path, quiet) as progress:
+                fetch(download, folder, progress)
+    if entry.files_of_its_own:
+        load(name, {})
+        console.print(f"{name} is ready in {folder}", soft_wrap=True)
+    else:
+        console.print(f"{name} needs no files")
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A data set that keel data list names.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field.")] = None,
+    clients: Annotated[int | None, typer.Option(help="data.clients")] = None,
+    alpha: Annotated[float | None, typer.Option(help="data.alpha: 0 is one class per client.")] = None,
+    partition: Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a data set is dealt out: sizes, classes, and who holds what.
+
+    Example: keel data show digits --alpha 0.5
+    """
+    from keel.data.catalog import find
+    from keel.data.holdings import holdings
+    from keel.runs.spec import make_spec, override
+    from keel.task import load_data
+
+    find(name)
+    options = {"data": {"name": name, "clients": clients, "alpha": alpha, "partition": partition}, "seed": seed}
+    spec = make_spec(override(_with_options({}, options), set_ or []))
+    told = holdings(load_data(spec))
+    if as_json:
+        _print_json(told)
+        return
+    from keel.reporting.tables import heterogeneity, picture
+    from keel.terminal import console
+
+    console.print(heterogeneity(told))
+    console.print()
+    console.print(picture(told, console.width))
+
+
 def _with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, put over the table."""
     for key, value in options.items():

@@ -3,7 +3,7 @@
 The cohort engine runs the same steps for all clients at once, from the same parts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from types import EllipsisType
 
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from keel.algorithms.base import Algorithm, Context, Memory, Message, Path
 from keel.data.federated import Examples
+from keel.data.preparation import AsStored, Preparation
 from keel.params import FlatModel, Loss
 from keel.randomness import draws, rewind, torch_draws
-
-CHUNK = 512
-"""Examples of a full gradient that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,32 @@ class Recipe:
     loss: Loss
     work: LocalWork
     seed: int
+    prepare: Preparation = field(default_factory=AsStored)
+    chunk: int = 512  # examples of a full gradient that are computed at a time
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         return self.work.minibatches(examples, draws(self.seed, "minibatches", round, client))
 
+    def choices(self, examples: list[int], purpose: str, round: int, client: int) -> list[np.ndarray | None]:
+        """What chance does to the examples of each minibatch, from their numbers."""
+        drawn = self.prepare.draw(sum(examples), draws(self.seed, purpose, round, client))
+        if drawn is None:
+            return [None] * len(examples)
+        return [*np.split(drawn, np.cumsum(examples)[:-1])]
+
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client's round gave: what it sends, what it keeps, and the loss it saw (which does not travel)."""
+    """What a client's round gave: what it sends, what it keeps, and the loss it saw (which does not travel).
+
+    Whether the model's `buffers` are sent or kept is not the client's to say.
+    """
 
     message: Message
     memory: Memory
     steps: int
     loss: Tensor
+    buffers: Tensor | None = None
 
 
 class Seen:
@@ -104,6 +115,7 @@ def train_client(
     received: Message,
     memory: Memory,
     round_ctx: Context,
+    buffers: Tensor | None = None,
 ) -> ClientResult:
     """One client's round. `model` is a place to compute in; its weights are overwritten."""
     algorithm, loss, work = recipe.algorithm, recipe.loss, recipe.work
@@ -114,21 +126,23 @@ def train_client(
     w.copy_(received["theta"])
     start = w.clone()
     with torch_draws(recipe.seed, "full", ctx.round, client):
-        full = full_gradient(model, loss, examples) if "full_gradient" in algorithm.observes else None
+        full = full_gradient(recipe, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
+    model.set_buffers(buffers)
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
     seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
-    def step(number: int, minibatch: Examples) -> None:
+    def step(number: int, minibatch: Examples, choices: np.ndarray | None) -> None:
+        inputs = recipe.prepare(minibatch.inputs, choices)
         seen.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
             rewind(recipe.seed, "local", ctx.round, client, number)  # a second gradient has the same dropout
             if point is w:
-                value = loss(model.module(minibatch.inputs), minibatch.targets).mean()
+                value = loss(model.module(inputs), minibatch.targets).mean()
                 result = model.gradient(value)
             else:
                 leaf = point.detach().requires_grad_()
-                value = loss(model.at(leaf, minibatch.inputs), minibatch.targets).mean()
+                value = loss(model.at(leaf, inputs), minibatch.targets).mean()
                 (result,) = torch.autograd.grad(value, leaf)
             return seen(value.detach(), clipped(result, work.clip))
 
@@ -136,12 +150,13 @@ def train_client(
         descend(w, u, ctx.lr, work.weight_decay, velocity, algorithm.local_momentum)
 
     with torch_draws(recipe.seed, "local", ctx.round, client):
-        for number, indices in enumerate(minibatches):
-            step(number, examples[indices])
+        choices = recipe.choices([len(indices) for indices in minibatches], "preparation", ctx.round, client)
+        for number, (indices, chosen) in enumerate(zip(minibatches, choices, strict=True)):
+            step(number, examples[indices], chosen)
     mean = None if seen.gradients is None else seen.gradients.div_(steps)
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
     message, memory = algorithm.report(path, received, memory, ctx)
-    return ClientResult(message, memory, steps, seen.losses / steps)
+    return ClientResult(message, memory, steps, seen.losses / steps, model.buffers())
 
 
 def probe_client(
@@ -150,14 +165,22 @@ def probe_client(
     """The first phase of a round, for algorithms that have one: the full gradient at the server's model."""
     with torch_draws(recipe.seed, "probe", ctx.round, client):
         model.weights.copy_(received["theta"])
-        return {"gradient": full_gradient(model, recipe.loss, examples)}
+        return {"gradient": full_gradient(recipe, model, client, examples, ctx)}
 
 
-def full_gradient(model: FlatModel, loss: Loss, examples: Examples) -> Tensor:
-    """The gradient of the mean loss over all examples at the model's weights, some examples at a time."""
+def full_gradient(recipe: Recipe, model: FlatModel, client: int, examples: Examples, ctx: Context) -> Tensor:
+    """The gradient of the mean loss over all examples at the model's weights, some examples at a time.
+
+    The examples are prepared as for training: its mean is what the minibatches' gradients are about.
+    """
     total = torch.zeros_like(model.weights)
-    for inputs, targets in zip(torch.split(examples.inputs, CHUNK), torch.split(examples.targets, CHUNK), strict=True):
-        total.add_(model.gradient(loss(model.module(inputs), targets).sum() / len(examples)))
+    parts = list(
+        zip(torch.split(examples.inputs, recipe.chunk), torch.split(examples.targets, recipe.chunk), strict=True)
+    )
+    choices = recipe.choices([len(targets) for _, targets in parts], "full preparation", ctx.round, client)
+    for (inputs, targets), chosen in zip(parts, choices, strict=True):
+        losses = recipe.loss(model.module(recipe.prepare(inputs, chosen)), targets)
+        total.add_(model.gradient(losses.sum() / len(examples)))
     return total
 
 

@@ -3,7 +3,7 @@
 Knows nothing of algorithms, clients or data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from hashlib import sha256
 
@@ -19,9 +19,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class FlatModel:
-    """A copy of `module` whose trainable parameters are views of the vector `weights`."""
+    """A copy of `module` whose trainable parameters are views of the vector `weights`.
 
-    def __init__(self, module: nn.Module):
+    `moving` names the buffers that training changes, such as BatchNorm's statistics: those of float type can be taken
+    out and put in as one vector, the others (counters) start anew whenever that is put in.
+    """
+
+    def __init__(self, module: nn.Module, moving: Sequence[str] = ()):
         if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
             raise KeelError("model: has lazy layers; accepted: one that has seen an input and knows its shapes")
         self.module = deepcopy(module).train()
@@ -39,6 +43,10 @@ class FlatModel:
         self._gradient = torch.empty_like(self.weights)
         for parameter, view in zip(self.parameters, self.unflatten(self.weights).values(), strict=True):
             parameter.data = view
+        buffers = dict(self.module.named_buffers())
+        self._moving = {name: buffers[name] for name in moving}
+        self._floats = [buffer for buffer in self._moving.values() if buffer.is_floating_point()]
+        self._counters = [(b, b.clone()) for b in self._moving.values() if not b.is_floating_point()]
 
     @property
     def size(self) -> int:
@@ -55,8 +63,30 @@ class FlatModel:
         return torch.cat([g.reshape(-1) for g in gradients], out=self._gradient)
 
     def at(self, point: Tensor, inputs: Tensor) -> Tensor:
-        """The model's outputs at another point than `weights`."""
-        return functional_call(self.module, self.unflatten(point), (inputs,))
+        """The model's outputs at another point than `weights`. What that does to the buffers is dropped."""
+        buffers = {name: buffer.clone() for name, buffer in self._moving.items()}
+        return functional_call(self.module, {**self.unflatten(point), **buffers}, (inputs,))
+
+    def buffers(self) -> Tensor | None:
+        """The moving buffers as one vector; None for a model without any."""
+        return torch.cat([buffer.reshape(-1) for buffer in self._floats]) if self._floats else None
+
+    def set_buffers(self, vector: Tensor | None) -> None:
+        if vector is None or not self._moving:
+            return
+        parts = torch.split(vector, [buffer.numel() for buffer in self._floats])
+        for buffer, part in zip(self._floats, parts, strict=True):
+            buffer.copy_(part.view(buffer.shape))
+        for counter, start in self._counters:
+            counter.copy_(start)
+
+
+def state_fingerprint(module: nn.Module) -> str:
+    """SHA-256 of all that the module holds: parameters, trained or frozen, and buffers."""
+    content = sha256()
+    for name, tensor in module.state_dict().items():
+        content.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()
 
 
 def fingerprint(vector: Tensor) -> str:

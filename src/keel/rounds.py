@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
@@ -27,12 +28,18 @@ Record = dict[str, Any]
 
 @dataclass
 class Position:
-    """All that is needed to go on: the round that was finished last, the server's state, the clients' memories."""
+    """All that is needed to go on: the round that was finished last, the server's state, the clients' memories.
+
+    `buffers` are the model's averaged ones. A client that keeps its own has them in its memory, under BUFFERS.
+    """
 
     round: int
     server: State
     memories: dict[int, Memory] = field(default_factory=dict)
+    buffers: Tensor | None = None
 
+
+BUFFERS = "buffers"
 
 Hook = Callable[[Record, Position, float], None]
 """Called after each round with its record, the position after it and the seconds it took."""
@@ -45,10 +52,13 @@ class Training:
         self.spec, self.task = spec, task
         local = spec.local
         work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
-        self.engine = make_engine(spec.engine.name, Problem(task, Recipe(spec.algorithm, task.loss, work, spec.seed)))
+        recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
+        self.engine = make_engine(spec.engine.name, Problem(task, recipe))
         self.sampler = make_sampler(spec, task)
-        self.evaluate = Evaluator(task)
-        self.initial = FlatModel(task.module).weights
+        self.local_buffers = spec.model.buffers == "local"
+        self.evaluate = Evaluator(task, self.local_buffers)
+        model = FlatModel(task.module, task.moving)
+        self.initial, self.initial_buffers = model.weights, model.buffers()
         self._examples = len(task.data.partition.indices)
 
     @property
@@ -56,7 +66,7 @@ class Training:
         return self.initial.numel()
 
     def start(self) -> Position:
-        return Position(0, self.spec.algorithm.init_server(self.initial))
+        return Position(0, self.spec.algorithm.init_server(self.initial), buffers=self.initial_buffers)
 
     def run(self, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool] = lambda: False) -> str:
         """Runs what is left; the answer is finished, diverged or (when `stop` said so) interrupted."""
@@ -80,8 +90,12 @@ class Training:
         weights = self._weights(cohort)
         server = position.server
         received = traffic.down(algorithm.broadcast(server, ctx))
-        memories = [position.memories.get(int(c)) or algorithm.init_client(self.initial) for c in cohort]
-        work = RoundWork(cohort, received, memories, ctx)
+        memories = [self._memory(position, client) for client in cohort.tolist()]
+        buffers = [position.memories.get(c, {}).get(BUFFERS, position.buffers) for c in cohort.tolist()]
+        mean = None if position.buffers is None or self.local_buffers else torch.zeros_like(position.buffers)
+        if mean is not None:
+            traffic.down({BUFFERS: mean})
+        work = RoundWork(cohort, received, memories, ctx, buffers)
         if algorithm.probes:
             probes = zip(self.engine.probe(work), weights, strict=True)
             gradients = (Report(traffic.up(message), weight, steps=0) for message, weight in probes)
@@ -93,8 +107,14 @@ class Training:
         def receive() -> Iterator[Report]:
             """The reports as they come, in the order of the cohort."""
             for client, weight, result in zip(cohort.tolist(), weights, self.engine.train(work), strict=True):
-                if result.memory:
-                    kept[client] = result.memory
+                memory = dict(result.memory)
+                if mean is not None and result.buffers is not None:
+                    traffic.up({BUFFERS: result.buffers})
+                    mean.add_(result.buffers, alpha=weight)
+                elif result.buffers is not None:
+                    memory[BUFFERS] = result.buffers
+                if memory:
+                    kept[client] = memory
                 losses.append(float(result.loss))
                 yield Report(traffic.up(result.message), weight, result.steps)
 
@@ -109,17 +129,23 @@ class Training:
             )
         position.round, position.server = t, server
         position.memories.update(kept)
+        position.buffers = position.buffers if mean is None else mean
         record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
         record["train_loss"] = _finite(float(np.mean(losses)))
         theta = position.server["theta"]
         if not torch.isfinite(theta).all():
             return {**record, "diverged": True}
         if self._due(t):
-            quality = self.evaluate(theta)
+            quality = self.evaluate(theta, position.buffers)
             if not isfinite(quality["test_loss"]):
                 return {**record, "diverged": True}
             record.update(quality)
         return record
+
+    def _memory(self, position: Position, client: int) -> Memory:
+        """What the algorithm keeps for a client."""
+        kept = {name: value for name, value in position.memories.get(client, {}).items() if name != BUFFERS}
+        return kept or self.spec.algorithm.init_client(self.initial)
 
     def _weights(self, cohort: np.ndarray) -> list[float]:
         if self.spec.server.weighting == "uniform":

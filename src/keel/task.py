@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 
 import numpy as np
 import torch
@@ -10,24 +10,27 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keel import models
-from keel.data import arrays, digits
-from keel.data.federated import Examples, FederatedData, Partition
-from keel.data.partition import deal
+from keel.buffers import moving_buffers
+from keel.data import catalog
+from keel.data.federated import FederatedData, Partition
+from keel.data.partition import deal_out
 from keel.errors import KeelError
+from keel.models.normalisation import group_norm
 from keel.params import FlatModel, Loss
 from keel.randomness import draws, torch_draws
-from keel.runs.spec import DataSpec, Spec
+from keel.runs.spec import Spec
 
 VALIDATION_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, whoever learns it."""
+    """What is learned, whoever learns it. `moving` names the model's buffers that training changes."""
 
     module: nn.Module
     data: FederatedData
     loss: Loss
+    moving: tuple[str, ...] = ()
 
 
 def make_task(
@@ -41,29 +44,47 @@ def make_task(
         data = replace(data, partition=Partition.of([data.partition.indices]))
     if module is None:
         with torch_draws(spec.seed, "model"):
-            shape = tuple(data.train.inputs.shape[1:])
-            module = models.build(spec.model.name, shape, data.classes, spec.model.settings)
+            module = models.build(spec.model.name, data.input_shape, data.classes, spec.model.settings)
+    if spec.model.buffers == "group_norm":
+        module = group_norm(module)
     if loss is not None and not callable(loss):
         raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
-    task = Task(module, data, loss or per_example_cross_entropy)
-    _try(task)
-    return task
+    return _tried(Task(module, data, loss or default_loss(data)), spec)
+
+
+def default_loss(data: FederatedData) -> Loss:
+    return per_sequence_cross_entropy(data.specials) if data.specials else per_example_cross_entropy
 
 
 def per_example_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
+@cache
+def per_sequence_cross_entropy(specials: tuple[int, ...]) -> Loss:
+    """The mean over the positions of a sequence that are not padding."""
+    padding = specials[0]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=padding)
+        return losses.sum(1) / (targets != padding).sum(1).clamp(min=1)
+
+    return loss
+
+
 def load_data(spec: Spec) -> FederatedData:
-    train, test, keys = _examples(spec.data)
-    partition = deal(
-        train.targets.numpy(),
-        draws(spec.seed, "partition"),
-        keys=keys if spec.data.partition == "key" else None,
-        clients=spec.data.clients,
-        alpha=None if spec.data.partition == "iid" else spec.data.alpha,
+    data = spec.data
+    return deal_out(
+        data.name,
+        catalog.load(data.name, data.settings),
+        spec.seed,
+        data.partition,
+        clients=data.clients,
+        alpha=data.alpha,
+        min_examples=data.min_examples,
+        max_examples=data.max_examples,
+        test_examples=data.test_examples,
     )
-    return FederatedData.of(spec.data.name, train, test, partition)
 
 
 def hold_out(data: FederatedData, seed: int) -> FederatedData:
@@ -78,46 +99,34 @@ def hold_out(data: FederatedData, seed: int) -> FederatedData:
     chosen = np.concatenate(held)
     if len(chosen) == 0:
         raise KeelError("evaluation.on: no client has the five examples that a validation part needs; accepted: 'test'")
-    return replace(data, test=data.train[chosen], partition=Partition.of(kept))
+    return replace(data, test=data.train[chosen], partition=Partition.of(kept), sha256=data.fingerprint())
 
 
-def _examples(spec: DataSpec) -> tuple[Examples, Examples, np.ndarray | None]:
-    if spec.name == "digits":
-        return *digits.load(), None
-    if spec.name != "arrays":
-        raise KeelError("data.name: 'custom' stands for data passed in Python: keel.run(..., data=...)")
-    names = ("inputs", "labels", "test_inputs", "test_labels")
-    inputs, labels, test_inputs, test_labels = (arrays.read(Path(getattr(spec, n)), f"data.{n}") for n in names)
-    keys = arrays.read(Path(spec.keys), "data.keys") if spec.keys is not None else None
-    return arrays.examples(inputs, labels, "data."), arrays.examples(test_inputs, test_labels, "data.test_"), keys
-
-
-def _try(task: Task) -> None:
-    """One forward pass before the first round: what does not fit together is said now, in the user's words."""
+def _tried(task: Task, spec: Spec) -> Task:
+    """The task after one pass before the first round: what does not fit together is said now, in the user's words."""
     FlatModel(task.module)
-    few = task.data.train[np.arange(min(2, len(task.data.train)))]
+    data = task.data
+    few = data.train[data.partition[0][:2]]
+    inputs = data.prepare(few.inputs)
     module = deepcopy(task.module).train()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with torch_draws(0, "trial"), torch.no_grad():
             for parameter in module.parameters():  # away from the start, where some buffers are at rest
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            outputs = module(few.inputs)
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+            outputs = module(inputs)
             losses = task.loss(outputs, few.targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0]
-        shape = tuple(few.inputs.shape[1:])
+        shape = tuple(inputs.shape[1:])
         raise KeelError(f"model: fails on an input of shape {shape} with label {few.targets[0]} ({reason})") from error
-    for name, buffer in module.named_buffers():
-        if not torch.equal(buffer, buffers[name]):
-            raise KeelError(
-                f"model: training changes the buffer {name}, which is no parameter and would not be federated; "
-                "accepted: nn.GroupNorm or nn.LayerNorm in place of normalisation with running statistics"
-            )
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(few),):
         given = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         raise KeelError(
             f"loss: gives {given} for {len(few)} examples; accepted: one loss per example, as with reduction='none'"
         )
-    if task.data.classes and (outputs.dim() != 2 or outputs.shape[1] < task.data.classes):
-        raise KeelError(f"model: outputs of shape {tuple(outputs.shape[1:])} for {task.data.classes} classes")
+    positions = few.targets.dim()  # of a label: the example, and its place in a sequence
+    if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
+        raise KeelError(f"model: outputs of shape {tuple(outputs.shape[1:])} for {data.classes} classes")
+    return replace(task, moving=moving_buffers(before, dict(module.named_buffers()), spec.model.buffers))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from keel.rounds import Record
 
@@ -13,6 +13,20 @@ errors = Console(stderr=True, highlight=False, markup=False)
 
 Watcher = Callable[[int, Record], None]
 """Hears of a round of run number so-and-so."""
+
+
+@contextmanager
+def fetching(label: str, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar for a download, told the bytes that are there and how many there will be; a line for a pipe."""
+    if quiet or not errors.is_terminal:
+        if not quiet:
+            errors.print(f"fetching {label}")
+        yield lambda there, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda there, total: bars.update(task, completed=there, total=total)
 
 
 @contextmanager

@@ -203,7 +203,9 @@ def test_reports_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
 
     def results(cohort: list[int]) -> list[ClientResult]:
         there = {**received, "c": training.initial}
-        return list(training.engine.train(RoundWork(np.array(cohort), there, [memory] * len(cohort), ctx)))
+        return list(
+            training.engine.train(RoundWork(np.array(cohort), there, [memory] * len(cohort), ctx, [None] * len(cohort)))
+        )
 
     alone = {client: results([client])[0] for client in range(6)}
     for client, result in zip([4, 0, 5, 2], results([4, 0, 5, 2]), strict=True):

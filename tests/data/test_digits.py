@@ -4,7 +4,8 @@ from keel.data import digits
 
 
 def test_the_embedded_digits_are_all_there() -> None:
-    train, test = digits.load()
+    pool = digits.digits()
+    train, test = pool.train, pool.test
     assert (len(train), len(test)) == (1500, 297)
     assert train.inputs.shape == (1500, 64)
     assert train.inputs.min() == 0

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from keel import KeelError
-from keel.data.federated import Partition
-from keel.data.partition import by_key, deal, dirichlet, iid, one_class
+from keel.data.federated import Examples, Partition, Pool
+from keel.data.partition import by_key, deal_out, dirichlet, iid, one_class
 from keel.randomness import draws
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
@@ -13,6 +16,13 @@ label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array
 
 def stream(seed: int = 0) -> np.random.Generator:
     return draws(seed, "partition")
+
+
+def pool(keys: np.ndarray | None) -> Pool:
+    """Examples that are their own number, in four classes."""
+    count = 8 if keys is None else len(keys)
+    examples = Examples(torch.arange(count)[:, None].float(), torch.arange(count) % 4)
+    return Pool(examples, examples, classes=4, keys=keys)
 
 
 def assert_each_example_at_most_once(partition: Partition, examples: int) -> None:
@@ -79,7 +89,8 @@ def test_class_mixes_follow_the_prior() -> None:
 
 @given(st.lists(st.sampled_from(["anna", "ben", "cleo"]), min_size=1, max_size=40))
 def test_a_natural_key_gives_each_of_its_values_a_client(keys: list[str]) -> None:
-    partition = by_key(np.array(keys))
+    partition, names = by_key(np.array(keys))
+    assert names.tolist() == sorted(set(keys))
     assert partition.clients == len(set(keys))
     for client, name in enumerate(sorted(set(keys))):
         assert [keys[i] for i in partition[client]] == [name] * keys.count(name)
@@ -88,17 +99,77 @@ def test_a_natural_key_gives_each_of_its_values_a_client(keys: list[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"clients": 9}, "9 clients for 8 training examples"),
-        ({"clients": 2, "alpha": 0.0}, "cannot cover 4 classes"),
-        ({"keys": np.arange(5)}, "5 keys for 8 inputs"),
-        ({"keys": np.arange(8), "clients": 3}, "there are 8 keys"),
-        ({}, "data.clients: None; accepted: a whole number from 1"),
-        ({"clients": 2, "alpha": float("nan")}, "data.alpha: nan"),
+        ({"way": "iid", "clients": 9}, "9 clients for 8 training examples"),
+        ({"way": "iid", "clients": 0}, "data.clients: 0; accepted: a whole number from 1"),
+        ({"way": "iid", "clients": 2, "min_examples": 2}, "data.min_examples: 2 goes with data.partition = 'key'"),
+        ({"way": "dirichlet", "clients": 2}, "cannot cover 4 classes"),
+        ({"way": "dirichlet"}, "data.clients: None; accepted: a whole number from 1"),
+        ({"way": "dirichlet", "clients": 2, "alpha": float("nan")}, "data.alpha: nan"),
+        ({"way": "key", "clients": 4}, "data.clients: 4, but there are 3; accepted: 1 to 3"),
+        ({"way": "key", "min_examples": 6}, "data.min_examples: 6; accepted: at most 4"),
+        ({"way": "key", "clients": 3, "min_examples": 2}, "data.clients: 3, but there are 2"),
     ],
 )
 def test_impossible_splits_are_refused_with_the_reason(arguments: dict, words: str) -> None:
     with pytest.raises(KeelError, match=words):
-        deal(np.arange(8) % 4, stream(), **arguments)
+        deal_out("some", pool(np.array(["a", "b", "b", "b", "c", "c", "c", "c"])), seed=0, **arguments)
+
+
+def test_a_set_without_keys_cannot_be_split_by_key() -> None:
+    with pytest.raises(KeelError, match=r"data\.partition: 'key', but some has no keys"):
+        deal_out("some", pool(None), seed=0, way="key")
+
+
+def test_sequences_have_no_label_mixes() -> None:
+    sequences = Examples(torch.zeros(8, 3), torch.zeros(8, 3, dtype=torch.long))
+    with pytest.raises(KeelError, match=r"data\.partition: 'dirichlet' needs one label per example"):
+        deal_out("some", Pool(sequences, sequences, 4), seed=0, way="dirichlet", clients=2)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(0, 3),
+)
+def test_natural_clients_can_be_drawn_and_cut(keys: list[int], clients: int, least: int, most: int, seed: int) -> None:
+    holders = {key: keys.count(key) for key in keys if keys.count(key) >= least}
+    arguments = {"way": "key", "clients": clients, "min_examples": least, "max_examples": most, "seed": seed}
+    if clients > len(holders):
+        with pytest.raises(KeelError, match=r"data\.(clients|min_examples)"):
+            deal_out("some", pool(np.array(keys)), **arguments)
+        return
+    partition = deal_out("some", pool(np.array(keys)), **arguments).partition
+    assert partition.clients == clients
+    assert len(np.unique(partition.indices)) == len(partition.indices)
+    owners = []
+    for client in range(clients):
+        (owner,) = {keys[i] for i in partition[client]}
+        assert len(partition[client]) == min(most, holders[owner])
+        owners.append(owner)
+    assert owners == sorted(set(owners))
+    again = deal_out("some", pool(np.array(keys)), **arguments).partition
+    assert np.array_equal(again.indices, partition.indices)
+
+
+def test_the_test_examples_are_those_of_the_clients_that_take_part_and_no_more_than_asked() -> None:
+    keys = np.repeat(np.arange(4), 5)
+    whole = replace(pool(keys), test_keys=keys)
+    data = deal_out("some", whole, seed=1, way="key", clients=2)
+    assert set(keys[data.test.inputs[:, 0].long()]) == set(keys[data.partition.indices])
+    assert len(data.test) == 10
+    few = deal_out("some", whole, seed=1, way="key", test_examples=7)
+    other_seed = deal_out("some", whole, seed=2, way="key", test_examples=7)
+    assert len(few.test) == 7
+    assert torch.equal(few.test.inputs, other_seed.test.inputs)
+
+
+def test_only_rows_that_are_examples_are_dealt_out() -> None:
+    rows = np.array([1, 4, 6, 7])
+    whole = replace(pool(None), rows=rows)
+    partition = deal_out("some", whole, seed=0, way="iid", clients=2).partition
+    assert sorted(partition.indices) == rows.tolist()
 
 
 def test_a_client_without_examples_is_refused() -> None:

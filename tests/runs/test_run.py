@@ -27,7 +27,7 @@ def test_a_run_leaves_what_it_was_and_how_it_ended(tmp_path: Path) -> None:
     run = keel.run({**SHORT, "algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
     names = {p.name for p in run.path.iterdir()} - {".lock"}
     assert names == {
-        "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json",
+        "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json", "data.json",
     }  # fmt: skip
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["status"] == "finished"

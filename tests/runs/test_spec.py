@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from keel import KeelError, make_spec
 from keel.algorithms import REGISTRY
+from keel.data.catalog import CATALOG
+from keel.models import MODELS
 from keel.runs.spec import Spec, defaults, override
 
 SECTIONS = sorted(Spec.model_fields)
@@ -35,12 +37,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"local": {"lr": float("nan")}}, "local.lr: input should be a finite number"),
     ({"local": {"epochs": 1, "steps": 2}}, "local: needs one of epochs and steps, and not both"),
     ({"local": 3}, "local: 3 is not a table"),
-    ({"data": {"name": "digitz"}}, "data.name: input should be 'digits'"),
+    ({"data": {"name": "digitz"}}, "data.name: 'digitz' is not known; did you mean 'digits'?"),
     ({"data": {"alpha": -1.0}}, "data.alpha: input should be greater than or equal to 0"),
-    ({"data": {"name": "arrays"}}, "data: needs inputs, labels, test_inputs, test_labels"),
-    ({"data": {"inputs": "x.npy"}}, "data: inputs goes with name = 'arrays'"),
-    ({"data": {"partition": "key"}}, "data: the digits have no natural key"),
-    ({"model": {"name": "mpl"}}, "name: 'mpl' is not known; did you mean 'mlp'?"),
+    ({"data": {"name": "arrays"}}, "data (arrays): needs inputs, labels, test_inputs, test_labels"),
+    ({"data": {"inputs": "x.npy"}}, "data (digits): 'inputs' is not known"),
+    ({"data": {"partition": "key"}}, "data: digits has no natural key; accepted partitions: 'dirichlet', 'iid'"),
+    ({"model": {"name": "mpl"}}, "model.name: 'mpl' is not known; did you mean 'mlp'?"),
     ({"model": {"name": "mlp", "hiden": [3]}}, "model (mlp): 'hiden' is not known; did you mean 'hidden'?"),
     ({"engine": {"name": "warp"}}, "engine.name: input should be 'auto'"),
 ]
@@ -91,8 +93,44 @@ def test_defaults_suit_the_data_and_the_algorithm() -> None:
 
 
 def test_every_default_belongs_to_something() -> None:
-    for name in defaults()["digits"]["with"]:
-        assert name in REGISTRY
+    families = {layer["like"] for layer in defaults().values() if "like" in layer}
+    for data, layer in defaults().items():
+        assert data in {"any", *CATALOG, *families}
+        for below in (layer, *layer.get("on", {}).values()):
+            assert set(below.get("with", {})) <= set(REGISTRY)
+        assert set(layer.get("on", {})) <= set(MODELS)
+
+
+OWN = {
+    "arrays": {"inputs": "x", "labels": "y", "test_inputs": "x", "test_labels": "y", "clients": 2},
+    "text": {"file": "x"},
+    "images": {"folder": "x"},
+    "table": {"file": "x", "client": "c", "label": "y"},
+}
+
+
+@pytest.mark.parametrize("data", CATALOG)
+def test_every_data_set_has_defaults_for_every_algorithm(data: str) -> None:
+    models = [None, *defaults().get(defaults().get(data, {}).get("like", data), {}).get("on", {})]
+    for name in REGISTRY:
+        for model in models:
+            table: dict[str, Any] = {"data": {"name": data, **OWN.get(data, {})}, "algorithm": {"name": name}}
+            spec = make_spec({**table, "model": {"name": model}} if model else table)
+            assert make_spec(tomllib.loads(spec.to_toml())) == spec
+
+
+def test_the_papers_values_are_the_defaults_of_its_data_sets() -> None:
+    spec = make_spec({"data": {"name": "cifar100"}, "model": {"name": "resnet20"}, "algorithm": {"name": "fedavg"}})
+    assert (spec.rounds, spec.local.lr, spec.server.lr, spec.local.weight_decay) == (10_000, 0.5, 1.0, 1e-5)
+    spec = make_spec({"data": {"name": "cifar10"}, "algorithm": {"name": "fedavgm"}})
+    assert (spec.model.name, spec.rounds, spec.local.lr, spec.server.lr) == ("lenet", 20_000, 0.1, 0.05)
+    assert spec.algorithm.settings()["beta"] == 0.85
+    spec = make_spec({"data": {"name": "shakespeare"}, "algorithm": {"name": "ghbm"}})
+    assert (spec.rounds, spec.local.batch, spec.local.lr, spec.data.clients) == (250, 100, 1.0, 100)
+    iid = make_spec({"data": {"name": "shakespeare", "partition": "iid"}})
+    assert (iid.data.clients, iid.data.min_examples, iid.data.max_examples) == (100, None, 2000)
+    spec = make_spec({"data": {"name": "landmarks"}, "model": {"name": "vit_b16"}, "algorithm": {"name": "fedavgm"}})
+    assert (spec.local.lr, spec.server.lr, spec.local.epochs, spec.model.buffers) == (0.03, 0.1, 5, None)
 
 
 def test_steps_take_the_place_of_default_epochs() -> None:

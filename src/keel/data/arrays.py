@@ -5,10 +5,34 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from keel.data.federated import Examples
+from keel.data.federated import Examples, Pool
 from keel.errors import KeelError
+from keel.settings import PathText
 
 MOST_CLASSES = 1_000_000
+
+
+def arrays(
+    *, inputs: PathText, labels: PathText, test_inputs: PathText, test_labels: PathText, keys: PathText | None = None
+) -> Pool:
+    """The user's own arrays, a .npy file each; keys say who holds what."""
+    train = examples(read(Path(inputs), "data.inputs"), read(Path(labels), "data.labels"), "data.")
+    test = examples(
+        read(Path(test_inputs), "data.test_inputs"), read(Path(test_labels), "data.test_labels"), "data.test_"
+    )
+    return pool(train, test, None if keys is None else read(Path(keys), "data.keys"))
+
+
+def pool(train: Examples, test: Examples, keys: np.ndarray | None) -> Pool:
+    """Arrays that fit together, with as many classes as the labels tell."""
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise KeelError(
+            f"data.test_inputs: shape {tuple(test.inputs.shape[1:])} of an input; "
+            f"accepted: {tuple(train.inputs.shape[1:])}, as in data.inputs"
+        )
+    if keys is not None and keys.shape != (len(train),):
+        raise KeelError(f"data.keys: {len(keys)} keys for {len(train)} inputs; accepted: one for each input")
+    return Pool(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
 
 
 def read(path: Path, field: str) -> np.ndarray:

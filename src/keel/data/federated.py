@@ -1,17 +1,20 @@
 """The shape of every federated data set: arrays that all clients share, and who holds which examples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from keel.data.preparation import AsStored, Preparation
 from keel.errors import KeelError
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with their targets, in one order."""
+    """Inputs with their targets as they are stored, in one order. The arrays may lie in files (memory-mapped)."""
 
     inputs: Tensor
     targets: Tensor
@@ -28,8 +31,10 @@ class Examples:
         return len(self.targets)
 
     def __getitem__(self, indices: np.ndarray | Tensor) -> "Examples":
+        """Some of them, gathered; targets as the losses want them, however small they are stored."""
         indices = torch.as_tensor(indices)
-        return Examples(self.inputs[indices], self.targets[indices])
+        targets = self.targets[indices]
+        return Examples(self.inputs[indices], targets if targets.is_floating_point() else targets.long())
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,27 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """A data set before it is dealt out to clients.
+
+    `keys` says who holds each training example where the set is split by nature, `test_keys` the same of the test
+    examples if their holders take part in training. `rows` are the training rows that are examples, where not all
+    are (the windows of a text that span two speakers). `specials` are targets that accuracy does not count; the
+    first of them is padding, which is no target at all. `sha256` stands for the stored content.
+    """
+
+    train: Examples
+    test: Examples
+    classes: int
+    keys: np.ndarray | None = None
+    test_keys: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    prepare: Preparation = field(default_factory=AsStored)
+    specials: tuple[int, ...] = ()
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class FederatedData:
     """Each client's part of `train`, and `test` for everybody. `classes` is 0 where the targets are no labels."""
 
@@ -70,16 +96,31 @@ class FederatedData:
     test: Examples
     partition: Partition
     classes: int
+    prepare: Preparation = field(default_factory=AsStored)
+    specials: tuple[int, ...] = ()
+    sha256: str | None = None
 
-    @classmethod
-    def of(cls, name: str, train: Examples, test: Examples, partition: Partition) -> "FederatedData":
-        """With as many classes as the labels tell."""
-        if train.inputs.shape[1:] != test.inputs.shape[1:]:
-            raise KeelError(
-                f"data.test_inputs: shape {tuple(test.inputs.shape[1:])} of an input; "
-                f"accepted: {tuple(train.inputs.shape[1:])}, as in data.inputs"
-            )
-        return cls(name, train, test, partition, 1 + int(max(train.targets.max(), test.targets.max())))
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one input as the model gets it."""
+        return tuple(self.prepare(self.train.inputs[:1]).shape[1:])
+
+    @property
+    def at_once(self) -> int:
+        """Examples that are computed at a time where it is free to choose: few, if one is large."""
+        positions = prod(self.train.targets.shape[1:])
+        return max(1, min(512, 2**22 // max(1, prod(self.input_shape)), 2**24 // max(1, positions * self.classes)))
 
     def client(self, client: int) -> Examples:
         return self.train[self.partition[client]]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the examples that the set was made from."""
+        return self.sha256 or fingerprint(self.train, self.test)
+
+
+def fingerprint(train: Examples, test: Examples) -> str:
+    content = sha256()
+    for tensor in (train.inputs, train.targets, test.inputs, test.targets):
+        content.update(tensor.contiguous().numpy().tobytes())
+    return content.hexdigest()

@@ -1,34 +1,64 @@
 """Ways to deal examples out to clients. Each uses an example at most once and is a pure function of its stream."""
 
 from math import isfinite
+from typing import Literal
 
 import numpy as np
 
-from keel.data.federated import Partition
+from keel.data.federated import Examples, FederatedData, Partition, Pool, fingerprint
 from keel.errors import KeelError
+from keel.randomness import draws
+
+Way = Literal["dirichlet", "iid", "key"]
 
 
-def deal(
-    labels: np.ndarray,
-    stream: np.random.Generator,
+def deal_out(
+    name: str,
+    pool: Pool,
+    seed: int,
+    way: Way,
     *,
-    keys: np.ndarray | None = None,
     clients: int | None = None,
-    alpha: float | None = None,
-) -> Partition:
-    """A client for each value of `keys`, or `clients` of them: by Dirichlet label mixes, or IID where alpha is None."""
-    if keys is not None:
-        if keys.shape != labels.shape:
-            raise KeelError(f"data.keys: {len(keys)} keys for {len(labels)} inputs; accepted: one for each input")
-        partition = by_key(keys)
-        if clients not in (None, partition.clients):
-            raise KeelError(f"data.clients: {clients}, but there are {partition.clients} keys; leave it out")
-        return partition
-    if not isinstance(clients, int) or clients < 1:
-        raise KeelError(f"data.clients: {clients!r}; accepted: a whole number from 1, or keys that tell who holds what")
-    if alpha is not None and not (isfinite(alpha) and alpha >= 0):
-        raise KeelError(f"data.alpha: {alpha!r}; accepted: 0 (one class per client) or above")
-    return iid(len(labels), clients, stream) if alpha is None else dirichlet(labels, clients, alpha, stream)
+    alpha: float = 0.0,
+    min_examples: int | None = None,
+    max_examples: int | None = None,
+    test_examples: int | None = None,
+) -> FederatedData:
+    """A pool's examples with their clients: one for each key, or `clients` of any kind.
+
+    By key, those with fewer than `min_examples` are left out and `clients` of the others are drawn. A client's
+    examples beyond `max_examples` are left out, and so are test examples beyond `test_examples`, by a draw that is
+    the same for every seed.
+    """
+    stream = draws(seed, "partition")
+    labels = pool.train.targets.numpy()
+    if pool.rows is not None:
+        labels = labels[pool.rows]
+    test = pool.test
+    if way == "key":
+        if pool.keys is None:
+            raise KeelError(f"data.partition: 'key', but {name} has no keys that tell who holds what")
+        partition, names = by_key(pool.keys)
+        chosen = _choose(partition, clients, min_examples or 1, stream)
+        partition = only(partition, chosen)
+        if pool.test_keys is not None:
+            test = _test_of(names[chosen], test, pool.test_keys)
+    else:
+        if not isinstance(clients, int):
+            raise KeelError(
+                f"data.clients: {clients!r}; accepted: a whole number from 1, or keys that tell who holds what"
+            )
+        if min_examples is not None:
+            raise KeelError(f"data.min_examples: {min_examples} goes with data.partition = 'key'")
+        partition = iid(len(labels), clients, stream) if way == "iid" else dirichlet(labels, clients, alpha, stream)
+    if max_examples is not None:
+        partition = capped(partition, max_examples, stream)
+    if pool.rows is not None:
+        partition = Partition(pool.rows[partition.indices], partition.offsets)
+    if test_examples is not None and test_examples < len(test):
+        test = test[np.sort(draws(0, "test examples").permutation(len(test))[:test_examples])]
+    source = pool.sha256 or fingerprint(pool.train, pool.test)
+    return FederatedData(name, pool.train, test, partition, pool.classes, pool.prepare, pool.specials, source)
 
 
 def iid(examples: int, clients: int, stream: np.random.Generator) -> Partition:
@@ -44,6 +74,10 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.
     p is the mix of the whole set and all clients hold equally many (Hsu et al., 2020). A class that has run out is
     left out of the mixes of the clients still to come. alpha = 0 is the limit: one class per client.
     """
+    if not (isfinite(alpha) and alpha >= 0):
+        raise KeelError(f"data.alpha: {alpha!r}; accepted: 0 (one class per client) or above")
+    if labels.ndim != 1:
+        raise KeelError("data.partition: 'dirichlet' needs one label per example; accepted: 'iid', 'key'")
     size = _size(len(labels), clients)
     if alpha == 0:
         return one_class(labels, clients, stream)
@@ -85,14 +119,51 @@ def one_class(labels: np.ndarray, clients: int, stream: np.random.Generator) -> 
     return Partition.of([parts[i] for i in stream.permutation(clients)])
 
 
-def by_key(keys: np.ndarray) -> Partition:
+def by_key(keys: np.ndarray) -> tuple[Partition, np.ndarray]:
     """One client for each value of a natural key (a writer, a user, a hospital), in the order of the values."""
-    _, client = np.unique(keys, return_inverse=True)
+    names, client = np.unique(keys, return_inverse=True)
     order = np.argsort(client, kind="stable")
-    return Partition(order, np.concatenate([[0], np.cumsum(np.bincount(client))]))
+    return Partition(order, np.concatenate([[0], np.cumsum(np.bincount(client))])), names
+
+
+def only(partition: Partition, chosen: np.ndarray) -> Partition:
+    """The chosen clients of a partition, in their order."""
+    if len(chosen) == partition.clients:
+        return partition
+    return Partition.of([partition[client] for client in chosen])
+
+
+def capped(partition: Partition, most: int, stream: np.random.Generator) -> Partition:
+    """At most so many examples of each client, drawn from its own."""
+    owner = np.repeat(np.arange(partition.clients), partition.sizes)
+    shuffled = np.lexsort((stream.random(len(owner)), owner))  # each client's places in a new order
+    rank = np.arange(len(owner)) - partition.offsets[owner]
+    kept = np.sort(shuffled[rank < most])
+    return Partition(partition.indices[kept], np.concatenate([[0], np.cumsum(np.minimum(partition.sizes, most))]))
+
+
+def _choose(partition: Partition, clients: int | None, least: int, stream: np.random.Generator) -> np.ndarray:
+    able = np.flatnonzero(partition.sizes >= least)
+    if len(able) == 0:
+        raise KeelError(f"data.min_examples: {least}; accepted: at most {partition.sizes.max()}, as many as one has")
+    if clients is None or clients == len(able):
+        return able
+    if clients > len(able):
+        raise KeelError(f"data.clients: {clients}, but there are {len(able)}; accepted: 1 to {len(able)}, or none")
+    return np.sort(stream.choice(able, clients, replace=False))
+
+
+def _test_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Examples:
+    """The test examples of those who take part."""
+    theirs = np.flatnonzero(np.isin(keys, names))
+    if len(theirs) == 0:
+        raise KeelError("data.clients: none of the clients has test examples; accepted: more clients")
+    return test if len(theirs) == len(test) else test[theirs]
 
 
 def _size(examples: int, clients: int) -> int:
+    if clients < 1:
+        raise KeelError(f"data.clients: {clients}; accepted: a whole number from 1")
     if clients > examples:
         raise KeelError(f"data.clients: {clients} clients for {examples} training examples; accepted: 1 to {examples}")
     return examples // clients

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message
 from keel.client import ClientResult, Recipe
@@ -13,12 +14,13 @@ from keel.task import Task
 
 @dataclass(frozen=True)
 class RoundWork:
-    """A round as an engine gets it: the same message for every client, one memory for each."""
+    """A round as an engine gets it: the same message for every client, one memory (and set of buffers) for each."""
 
     cohort: np.ndarray
     received: Message
     memories: list[Memory]
     ctx: Context
+    buffers: list[Tensor | None]
 
 
 @dataclass(frozen=True)

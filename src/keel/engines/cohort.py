@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from keel.algorithms.base import Memory, Message, Path
-from keel.client import CHUNK, ClientResult, Seen, clipped, descend
+from keel.algorithms.base import Context, Memory, Message, Path
+from keel.client import ClientResult, Seen, clipped, descend
 from keel.engines.base import Problem, RoundWork
 from keel.errors import KeelError
 from keel.params import FlatModel
@@ -26,21 +26,23 @@ class Cohort:
 
     def __init__(self, problem: Problem):
         self.recipe, self.data = problem.recipe, problem.task.data
-        self.model = FlatModel(problem.task.module)
+        self.model, self.moving = FlatModel(problem.task.module), problem.task.moving
         self._losses = vmap(self._loss)
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         theta = work.received["theta"].expand(len(work.cohort), -1)
-        for row in self._full_gradients(theta, work.cohort):
+        for row in self._full_gradients(theta, work.cohort, work.ctx):
             yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         algorithm, local = self.recipe.algorithm, self.recipe.work
-        batches = []
+        batches, choices = [], []
         for client in work.cohort.tolist():
             held = self.data.partition[client]
-            batches.append([held[batch] for batch in self.recipe.minibatches(len(held), work.ctx.round, client)])
+            own = [held[batch] for batch in self.recipe.minibatches(len(held), work.ctx.round, client)]
+            batches.append(own)
+            choices.append(self.recipe.choices([len(b) for b in own], "preparation", work.ctx.round, client))
         # Longest first, so that those still at work are always the first rows: no client waits or is padded.
         steps = np.array([len(client_batches) for client_batches in batches])
         order = np.argsort(-steps, kind="stable")
@@ -48,12 +50,17 @@ class Cohort:
         column = torch.from_numpy(steps[order]).float()[:, None]
         w = work.received["theta"].expand(len(order), -1).clone()
         start = w.clone()
-        full = self._full_gradients(start, work.cohort[order]) if "full_gradient" in algorithm.observes else None
+        full = None
+        if "full_gradient" in algorithm.observes:
+            full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(torch.zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
         for step in range(steps.max()):
             active = slice(int((steps > step).sum()))
-            minibatches = self._minibatches([batches[i][step] for i in order[active]])
+            rows_at_work = order[active]
+            minibatches = self._minibatches(
+                [batches[i][step] for i in rows_at_work], [choices[i][step] for i in rows_at_work]
+            )
             rows = w[active]
             seen.begin_step(active)
 
@@ -79,26 +86,40 @@ class Cohort:
     def _try(self) -> None:
         """Finds out before the first round whether the model can run as one program."""
         rows = self.model.weights.expand(2, -1)
+        if self.moving:
+            changed = f"a buffer that training changes ({self.moving[0]})"
+            raise KeelError(f"engine.name: 'cohort' cannot keep {changed}; accepted: 'serial'")
         try:
-            self._gradients(rows, self._minibatches([self.data.partition[0][:1]] * 2))
+            self._gradients(rows, self._minibatches([self.data.partition[0][:1]] * 2, [None] * 2))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
                 f"engine.name: 'cohort' cannot run this model as one program ({reason}); accepted: 'serial'"
             ) from error
 
-    def _full_gradients(self, theta: Tensor, cohort: np.ndarray) -> Tensor:
+    def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
         """Each client's gradient over all its examples, some examples at a time."""
-        whole = self._minibatches([self.data.partition[client] for client in cohort.tolist()])
+        held = [self.data.partition[client] for client in cohort.tolist()]
+        choices = [
+            self.recipe.choices([len(mine)], "full preparation", ctx.round, client)[0]
+            for mine, client in zip(held, cohort.tolist(), strict=True)
+        ]
+        whole = self._minibatches(held, choices)
         total = torch.zeros_like(theta)
-        for chunk in zip(*(torch.split(part, CHUNK, dim=1) for part in whole), strict=True):
+        for chunk in zip(*(torch.split(part, self.recipe.chunk, dim=1) for part in whole), strict=True):
             total += self._gradients(theta, chunk)[1]
         return total
 
-    def _minibatches(self, batches: list[np.ndarray]) -> Minibatches:
-        indices, shares = _padded(batches)
-        train = self.data.train
-        return train.inputs[indices], train.targets[indices], shares
+    def _minibatches(self, batches: list[np.ndarray], choices: list[np.ndarray | None]) -> Minibatches:
+        indices = _padded(batches)
+        rows = self.data.train[indices.reshape(-1)]
+        drawn = [c for c in choices if c is not None]
+        inputs = self.data.prepare(rows.inputs, _padded(drawn).reshape(len(rows), -1) if drawn else None)
+        return (
+            inputs.view(*indices.shape, *inputs.shape[1:]),
+            rows.targets.view(*indices.shape, *rows.targets.shape[1:]),
+            _shares(batches),
+        )
 
     def _gradients(self, weights: Tensor, minibatches: Minibatches) -> tuple[Tensor, Tensor]:
         """Each row's loss and gradient."""
@@ -120,12 +141,21 @@ def _stacked(memories: list[Memory]) -> Memory:
     return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
 
 
-def _padded(batches: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Minibatches as one rectangle of indices, and each example's share in its client's mean (0 for padding)."""
-    sizes = np.array([len(batch) for batch in batches])
-    real = np.arange(sizes.max()) < sizes[:, None]
-    indices = np.empty(real.shape, dtype=np.int64)
-    indices[:] = np.array([batch[0] for batch in batches])[:, None]
-    indices[real] = np.concatenate(batches)
-    shares = real / sizes[:, None]
-    return torch.from_numpy(indices), torch.from_numpy(shares.astype(np.float32))
+def _padded(rows: list[np.ndarray]) -> np.ndarray:
+    """Rows of unequal length as one rectangle, each filled up with its first entry."""
+    longest = max(len(row) for row in rows)
+    rectangle = np.empty((len(rows), longest, *rows[0].shape[1:]), dtype=np.int64)
+    rectangle[:] = np.stack([row[0] for row in rows])[:, None]
+    rectangle[_real(rows)] = np.concatenate(rows)
+    return rectangle
+
+
+def _shares(batches: list[np.ndarray]) -> Tensor:
+    """Each example's share in its client's mean; 0 for what fills up."""
+    real = _real(batches)
+    return torch.from_numpy((real / real.sum(1, keepdims=True)).astype(np.float32))
+
+
+def _real(rows: list[np.ndarray]) -> np.ndarray:
+    sizes = np.array([len(row) for row in rows])
+    return np.arange(sizes.max()) < sizes[:, None]

@@ -13,13 +13,13 @@ class Serial:
 
     def __init__(self, problem: Problem):
         self.recipe, self.data = problem.recipe, problem.task.data
-        self.model = FlatModel(problem.task.module)
+        self.model = FlatModel(problem.task.module, problem.task.moving)
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for client in work.cohort.tolist():
             yield probe_client(self.recipe, self.model, client, self.data.client(client), work.received, work.ctx)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        for client, memory in zip(work.cohort.tolist(), work.memories, strict=True):
+        for client, memory, buffers in zip(work.cohort.tolist(), work.memories, work.buffers, strict=True):
             examples = self.data.client(client)
-            yield train_client(self.recipe, self.model, client, examples, work.received, memory, work.ctx)
+            yield train_client(self.recipe, self.model, client, examples, work.received, memory, work.ctx, buffers)

@@ -15,7 +15,7 @@ def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: list[Width] | None = None) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int, *, hidden: list[Width] | None = None) -> nn.Module:
     """Fully connected layers with ReLU between them; by default one hidden layer of 64."""
     widths = [prod(input_shape), *([64] if hidden is None else hidden)]
     layers: list[nn.Module] = [nn.Flatten()]

@@ -57,6 +57,31 @@ def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt
     return alt.layer(*layers).properties(width="container", height=320)
 
 
+def who_holds_what(told: dict[str, Any]) -> alt.Chart:
+    """Clients by classes: the share of a client's examples that each class has."""
+    picture = told["picture"]
+    values = [
+        {"client": str(client), "class": str(label), "examples": count, "share": round(count / sum(row), 3)}
+        for client, row in zip(picture["clients"], picture["counts"], strict=True)
+        for label, count in zip(picture["classes"], row, strict=True)
+        if count
+    ]
+    order = [str(client) for client in picture["clients"]]
+    labels = [str(label) for label in picture["classes"]]
+    few = len(order) <= 20
+    return (
+        alt.Chart(alt.InlineData(values=values))
+        .mark_rect()
+        .encode(
+            x=alt.X("class:O", title="class", scale=alt.Scale(domain=labels), axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("client:O", title="client", scale=alt.Scale(domain=order), axis=alt.Axis(labels=few, ticks=few)),
+            color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domain=[0, 1])),
+            tooltip=["client:O", "class:O", "examples:Q", alt.Tooltip("share:Q", format=".0%")],
+        )
+        .properties(width="container", height=min(320, 24 + 12 * len(order)))
+    )
+
+
 def _unit(comparison: Comparison) -> tuple[str, int]:
     most = max(float(method.bytes[-1]) for method in comparison.methods if len(method.rounds))
     return next(((u, d) for u, d in (("GB", 10**9), ("MB", 10**6)) if most >= d), ("kB", 10**3))

@@ -84,6 +84,8 @@ class Comparison:
 
     methods: list[Method]
     baseline: str
+    holdings: list[dict[str, Any]]
+    """Who holds what, once for each way that the data were dealt out."""
 
     def baseline_of(self, method: Method) -> Method | None:
         """The baseline's best in the setting of `method`, or None where it was not run."""
@@ -134,7 +136,16 @@ def compare(folders: list[RunFolder], baseline: str | None = None) -> Comparison
         raise KeelError(f"run: {str(folders[0].path)!r} has no accuracy yet; accepted: runs with an evaluation")
     if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
         raise unknown("--baseline", baseline, set(names))
-    return Comparison(methods, baseline or "fedavg")
+    return Comparison(methods, baseline or "fedavg", _holdings([group[0] for group in members]))
+
+
+def _holdings(folders: list[RunFolder]) -> list[dict[str, Any]]:
+    """Those of runs of one seed; another seed deals alike."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        if (told := folder.holdings) is not None:
+            found.setdefault(repr((folder.table["data"], told["name"], told["clients"])), told)
+    return list(found.values())
 
 
 def _method(label: str, group: list[RunFolder]) -> Method:

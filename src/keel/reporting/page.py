@@ -9,9 +9,9 @@ from altair import SCHEMA_VERSION
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.reporting.charts import curves
+from keel.reporting.charts import curves, who_holds_what
 from keel.reporting.comparison import Comparison
-from keel.reporting.tables import COLUMNS, cells, explanation
+from keel.reporting.tables import COLUMNS, cells, explanation, heterogeneity
 
 _VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 """The Vega-Lite that Altair writes is the one that is drawn."""
@@ -23,6 +23,8 @@ def write_report(comparison: Comparison, path: Path) -> None:
         files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     )
     charts = {over: curves(comparison, over).to_dict() for over in ("rounds", "bytes")}
+    held = [told for told in comparison.holdings if "picture" in told]
+    charts |= {f"held{number}": who_holds_what(told).to_dict() for number, told in enumerate(held)}
     tables = [method.table for method in comparison.methods]
     page = template.render(
         title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
@@ -34,6 +36,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
             ]
         ),
         explanation=explanation(comparison),
+        held=[heterogeneity(told) for told in held],
         columns=COLUMNS,
         rows=cells(comparison),
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),

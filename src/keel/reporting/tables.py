@@ -1,7 +1,9 @@
 """The numbers of a comparison as people read them."""
 
+from math import ceil
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from keel.reporting.comparison import WINDOW, Comparison
@@ -52,6 +54,37 @@ def explanation(comparison: Comparison) -> str:
     return words
 
 
+def heterogeneity(told: dict[str, Any]) -> str:
+    """A data set's clients in a sentence or two."""
+    each = told["client_examples"]
+    examples = f"{each['least']:,} to {each['most']:,} examples each (median {each['median']:,.0f})"
+    if each["least"] == each["most"]:
+        examples = f"{each['least']:,} examples each"
+    return (
+        f"{told['name']}: {told['clients']:,} clients with {examples}, "
+        f"{told['train_examples']:,} in all, {told['test_examples']:,} to test, {told['classes']:,} classes. "
+        f"A client's labels have an entropy of {told['label_entropy']:.2f} bits (all together "
+        f"{told['label_entropy_whole']:.2f}); their distance from the whole is {told['label_distance']:.2f} "
+        "(0: alike, 1: nothing in common)."
+    )
+
+
+def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
+    """Clients by classes in blocks: the darker, the larger the class's share of the client's examples."""
+    classes, rows = told["picture"]["classes"], told["picture"]["counts"]
+    wide = max(1, min(3, (width - 12) // len(classes)))
+    columns = min(len(classes), width - 12)
+    groups = np.array_split(np.arange(len(classes)), columns)
+    lines = []
+    for place in np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int):
+        counts = np.array(rows[place])
+        share = [counts[group].sum() / max(1, counts.sum()) for group in groups]
+        shades = "".join(SHADES[min(4, ceil(4 * part))] * wide for part in share)
+        lines.append(f"{told['picture']['clients'][place]:>10}  {shades}")
+    return "\n".join([f"{'client':>10}  classes {classes[0]} to {classes[-1]}", *lines])
+
+
+SHADES = " ░▒▓█"
 COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
 
 

@@ -2,6 +2,7 @@
 
 spec.toml        the whole experiment, resolved
 environment.json what it ran on
+data.json        who holds what
 metrics.jsonl    a line per round, append-only; no times, so that equal runs have equal files
 timings.jsonl    the seconds of each round
 checkpoint/      the position to go on from, written aside and moved in
@@ -41,7 +42,9 @@ class RunFolder:
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
 
     @classmethod
-    def create(cls, path: Path, spec: Spec, known: dict[str, Any]) -> "RunFolder":
+    def create(
+        cls, path: Path, spec: Spec, known: dict[str, Any], holdings: dict[str, Any] | None = None
+    ) -> "RunFolder":
         """A new folder with its spec and what is `known` of its surroundings. It appears whole or not at all."""
         if path.exists():
             raise FileExistsError(f"{str(path)!r} exists")
@@ -51,6 +54,8 @@ class RunFolder:
             (aside / "checkpoint").mkdir()
             _write(aside / "spec.toml", spec.to_toml().encode())
             _write(aside / "environment.json", (json.dumps(known, indent=2) + "\n").encode())
+            if holdings is not None:
+                _write(aside / "data.json", (json.dumps(holdings) + "\n").encode())
             _write(aside / "metrics.jsonl", b"")
             _write(aside / "timings.jsonl", b"")
             aside.chmod(0o755)
@@ -91,6 +96,12 @@ class RunFolder:
         return json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
 
     @property
+    def holdings(self) -> dict[str, Any] | None:
+        """Who holds what, where the run wrote it down."""
+        file = self.path / "data.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+    @property
     def summary(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
         return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else None
@@ -126,6 +137,8 @@ class RunFolder:
         tensors = {f"server/{name}": tensor.numpy() for name, tensor in position.server.items()}
         for client, memory in position.memories.items():
             tensors |= {f"memory/{client}/{name}": tensor.numpy() for name, tensor in memory.items()}
+        if position.buffers is not None:
+            tensors["buffers"] = position.buffers.numpy()
         content = safetensors.numpy.save(tensors, metadata={"round": str(position.round)})
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
@@ -143,6 +156,8 @@ class RunFolder:
                     match key.split("/"):
                         case ["server", name]:
                             position.server[name] = file.get_tensor(key)
+                        case ["buffers"]:
+                            position.buffers = file.get_tensor(key)
                         case ["memory", client, name]:
                             position.memories.setdefault(int(client), {})[name] = file.get_tensor(key)
         except SafetensorError as error:

@@ -17,12 +17,13 @@ from torch import nn
 
 from keel.algorithms import Algorithm
 from keel.data.federated import FederatedData
+from keel.data.holdings import holdings
 from keel.errors import KeelError
-from keel.params import FlatModel, Loss, fingerprint
+from keel.params import Loss, fingerprint, state_fingerprint
 from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec
-from keel.task import make_task, per_example_cross_entropy
+from keel.task import default_loss, make_task
 
 CHECKPOINT_SECONDS = 10.0
 """What a kill can cost at the most, besides the round it hits."""
@@ -126,14 +127,15 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
         **_fingerprints(training),
         **environment(),
     }
+    told = holdings(training.task.data)
     if path is not None:
         try:
-            return RunFolder.create(path, spec, known)
+            return RunFolder.create(path, spec, known, told)
         except FileExistsError:
             raise KeelError(f"out: {str(path)!r} exists; accepted: a new folder, or keel resume {path}") from None
     for number in count(1):
         try:
-            return RunFolder.create(Path("runs") / (spec.label + f"-{number}" * (number > 1)), spec, known)
+            return RunFolder.create(Path("runs") / (spec.label + f"-{number}" * (number > 1)), spec, known, told)
         except FileExistsError:  # taken, perhaps this moment by another process
             continue
     raise AssertionError("count() does not end")
@@ -142,15 +144,13 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
 def _fingerprints(training: Training) -> dict[str, Any]:
     """What tells whether two trainings are on the same task, also where parts of it were passed in Python."""
     task = training.task
-    examples = sha256()
-    for tensor in (task.data.train.inputs, task.data.train.targets, task.data.test.inputs, task.data.test.targets):
-        examples.update(tensor.contiguous().numpy().tobytes())
     partition = sha256(task.data.partition.indices.tobytes() + task.data.partition.offsets.tobytes())
+    known_loss = task.loss is default_loss(task.data)
     return {
-        "loss": "cross entropy" if task.loss is per_example_cross_entropy else CUSTOM,
+        "loss": "cross entropy" if known_loss else CUSTOM,
         "parameters": training.parameters,
-        "initial_sha256": fingerprint(training.initial),
-        "examples_sha256": examples.hexdigest(),
+        "initial_sha256": state_fingerprint(task.module),
+        "examples_sha256": task.data.fingerprint(),
         "partition_sha256": partition.hexdigest(),
     }
 
@@ -178,7 +178,8 @@ def _as_spec(
     else:
         table = dict(spec or {})
     if model is not None:
-        table["model"] = {"name": CUSTOM}
+        policy = table.get("model", {}).get("buffers")
+        table["model"] = {"name": CUSTOM} | ({"buffers": policy} if policy else {})
     if data is not None:
         table["data"] = {"name": CUSTOM}
     if algorithm is not None:
@@ -211,8 +212,9 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
 
 
 def _result(folder: RunFolder, training: Training, position: Position) -> Run:
-    model = FlatModel(training.task.module)
+    model = training.evaluate.model
     model.weights.copy_(position.server["theta"])
+    model.set_buffers(position.buffers)
     summary = folder.summary
     assert summary is not None
     return Run(folder.path, summary, model.module.eval())

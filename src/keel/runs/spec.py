@@ -10,16 +10,19 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from keel.algorithms import Algorithm, make_algorithm
+from keel.buffers import BufferPolicy
+from keel.data.catalog import CATALOG
+from keel.data.partition import Way
 from keel.errors import KeelError, explain, unknown
-from keel.models import MODELS, check_settings
+from keel.models import MODELS
 from keel.schedules import Schedule
+from keel.settings import check_settings, paths
 
 CUSTOM = "custom"
 """The name of data, a model or an algorithm that was passed as a Python object and cannot be found by name."""
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-PathText = str
 
 
 class _Table(BaseModel):
@@ -29,28 +32,30 @@ class _Table(BaseModel):
 
 
 class DataSpec(_Table):
-    name: Literal["digits", "arrays", "custom"] = "digits"
+    model_config = ConfigDict(extra="allow")
+    name: str = "digits"
     clients: Count | None = None
-    partition: Literal["dirichlet", "iid", "key"] = "dirichlet"
+    partition: Way = "dirichlet"
     alpha: Annotated[float, Field(ge=0)] = 0.0
-    # The user's own arrays, .npy files; name = "arrays" is implied by `inputs`.
-    inputs: PathText | None = None
-    labels: PathText | None = None
-    keys: PathText | None = None
-    test_inputs: PathText | None = None
-    test_labels: PathText | None = None
+    min_examples: Count | None = None
+    max_examples: Count | None = None
+    test_examples: Count | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What this data set alone has: files, lengths, vocabularies."""
+        return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _files_belong_to_arrays(self) -> "DataSpec":
-        needed = ["inputs", "labels", "test_inputs", "test_labels"] + ["keys"] * (self.partition == "key")
-        given = [name for name in [*needed, "keys"] if getattr(self, name) is not None]
-        if self.name == "arrays" and (missing := [name for name in needed if name not in given]):
-            raise ValueError(f"needs {', '.join(missing)} (a .npy file each)")
-        if self.name != "arrays" and given:
-            raise ValueError(f"{given[0]} goes with name = 'arrays'")
-        if self.name == "digits" and self.partition == "key":
-            raise ValueError("the digits have no natural key; accepted partitions: 'dirichlet', 'iid'")
-        if self.clients is None and self.partition != "key" and self.name != CUSTOM:
+    def _known(self) -> "DataSpec":
+        if self.name == CUSTOM:
+            return self
+        if self.name not in CATALOG:
+            raise unknown("data.name", self.name, CATALOG)
+        check_settings("data", self.name, CATALOG[self.name].load, self.settings)
+        if self.partition == "key" and not CATALOG[self.name].natural:
+            raise ValueError(f"{self.name} has no natural key; accepted partitions: 'dirichlet', 'iid'")
+        if self.clients is None and self.partition != "key":
             raise ValueError("needs clients")
         return self
 
@@ -58,17 +63,19 @@ class DataSpec(_Table):
 class ModelSpec(_Table):
     model_config = ConfigDict(extra="allow")
     name: str = "mlp"
+    buffers: BufferPolicy | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
+        """What this model alone has: widths, pretrained weights."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
     def _known(self) -> "ModelSpec":
         if self.name != CUSTOM:
             if self.name not in MODELS:
-                raise unknown("name", self.name, MODELS)
-            check_settings(self.name, self.settings)
+                raise unknown("model.name", self.name, MODELS)
+            check_settings("model", self.name, MODELS[self.name], self.settings)
         return self
 
 
@@ -210,15 +217,24 @@ def defaults() -> dict[str, Any]:
 
 
 def _default_layers(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is given by default for this data set, then for the algorithm, then for the model, then for both."""
     data = table.get("data", {}).get("name", "digits")
     algorithm = table.get("algorithm", {"name": "ghbm"})
     name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm.get("name", "ghbm")
     known = defaults()
-    for_data = known.get(data, {}) if isinstance(data, str) else {}
-    layers = [known["any"], for_data]
-    for_algorithm = [layer.get("with", {}).get(name, {}) for layer in layers if isinstance(name, str)]
+    layers = [known["any"]]
+    if isinstance(data, str) and data in known:
+        layers += [known[name] for name in (known[data].get("like"), data) if name is not None]
+    model = table.get("model", {}).get("name") or next(
+        (layer["model"]["name"] for layer in reversed(layers) if "model" in layer), None
+    )
+    of_model = [layer["on"][model] for layer in layers if isinstance(model, str) and model in layer.get("on", {})]
     every: dict[str, Any] = {section: {} for section, field in Spec.model_fields.items() if field.is_required()}
-    return [every, *({k: v for k, v in layer.items() if k != "with"} for layer in layers), *for_algorithm]
+    result = [every]
+    for group in (layers, of_model):
+        result += [{k: v for k, v in layer.items() if k not in ("like", "with", "on")} for layer in group]
+        result += [layer["with"][name] for layer in group if isinstance(name, str) and name in layer.get("with", {})]
+    return result
 
 
 def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -232,11 +248,13 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
         full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # the last rounds of a short run are fewer
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
-    if full["data"].get("partition") == "key" and "clients" not in given.get("data", {}):
-        full["data"].pop("clients", None)
-    for field in ("inputs", "labels", "keys", "test_inputs", "test_labels"):
-        if isinstance(path := full["data"].get(field), str):
-            full["data"][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+    if full["data"].get("partition") != "key" and "min_examples" not in given.get("data", {}):
+        full["data"].pop("min_examples", None)  # which goes with natural clients
+    for section, known in ("data", {name: entry.load for name, entry in CATALOG.items()}), ("model", MODELS):
+        table = full[section]
+        for field in paths(known[table["name"]]) if table.get("name") in known else []:
+            if isinstance(path := table.get(field), str) and Path(path).exists():
+                table[field] = str(Path(path).absolute())  # so that a resume finds it from any folder
 
 
 def _check_names(table: Mapping[str, Any]) -> None:
@@ -249,7 +267,7 @@ def _check_names(table: Mapping[str, Any]) -> None:
             continue
         if not isinstance(value, Mapping):
             raise KeelError(f"{section}: {value!r} is not a table; accepted: [{section}] with its fields below it")
-        if issubclass(kind, _Table) and kind is not ModelSpec:  # the others depend on their name
+        if issubclass(kind, _Table) and kind.model_config.get("extra") == "forbid":  # the others depend on their name
             for field in value:
                 if field not in kind.model_fields:
                     raise unknown(section, field, kind.model_fields)

@@ -1,0 +1,103 @@
+"""MNIST by writer (LeCun et al., 1998; Yadav and Bottou, 2019): QMNIST's label files tell who wrote each digit."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+from zlib import error as ZlibError
+
+import numpy as np
+import torch
+
+from keel.data.federated import Examples, Pool
+from keel.data.fetch import Download
+from keel.data.preparation import Pixels
+from keel.data.store import data_folder, prepared
+from keel.errors import KeelError
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
+DOWNLOADS = (
+    Download(
+        f"{_MNIST}/train-images-idx3-ubyte.gz",
+        "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "mnist/train-images-idx3-ubyte.gz",
+    ),
+    Download(
+        f"{_MNIST}/train-labels-idx1-ubyte.gz",
+        "md5:d53e105ee54ea40749a09fcbcd1e9432",
+        "mnist/train-labels-idx1-ubyte.gz",
+    ),
+    Download(
+        f"{_MNIST}/t10k-images-idx3-ubyte.gz",
+        "md5:9fb629c4189551a2d022fa330f9573f3",
+        "mnist/t10k-images-idx3-ubyte.gz",
+    ),
+    Download(
+        f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
+        "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        "mnist/t10k-labels-idx1-ubyte.gz",
+    ),
+    Download(
+        f"{_QMNIST}/qmnist-train-labels-idx2-int.gz",
+        "md5:0058f8dd561b90ffdd0f734c6a30e5e4",
+        "mnist/qmnist-train-labels-idx2-int.gz",
+    ),
+    Download(
+        f"{_QMNIST}/qmnist-test-labels-idx2-int.gz",
+        "md5:5b5b05890a5e13444e108efe57b788aa",
+        "mnist/qmnist-test-labels-idx2-int.gz",
+    ),
+)
+WRITER = 2
+"""The column of QMNIST's labels that names the writer."""
+_KINDS: dict[int, str] = {8: ">u1", 12: ">i4"}
+
+
+def mnist() -> Pool:
+    """70,000 handwritten digits of 28x28; 539 writers to train, 297 others to test."""
+    files = {Path(download.path).stem: find(data_folder() / download.path) for download in DOWNLOADS}
+
+    def make(place: Path) -> dict[str, Any]:
+        for part, name, writers in ("train", "train", "train"), ("test", "t10k", "test"):
+            images, labels, who = (
+                read_idx(files[file])
+                for file in (
+                    f"{name}-images-idx3-ubyte",
+                    f"{name}-labels-idx1-ubyte",
+                    f"qmnist-{writers}-labels-idx2-int",
+                )
+            )
+            who = who[: len(labels)]  # QMNIST has more test digits than MNIST; MNIST's come first
+            if images.shape != (len(labels), 28, 28) or not np.array_equal(who[:, 0], labels):
+                raise KeelError(f"data: MNIST's and QMNIST's {part} files do not speak of the same digits")
+            np.save(place / f"{part}_inputs.npy", images[:, None])
+            np.save(place / f"{part}_targets.npy", labels.astype(np.int64))
+            np.save(place / f"{part}_keys.npy", who[:, WRITER].astype(np.int64))
+        return {}
+
+    stored = prepared("mnist", list(files.values()), {}, make)
+    tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
+    return Pool(
+        Examples(tensors["train_inputs"], tensors["train_targets"]),
+        Examples(tensors["test_inputs"], tensors["test_targets"]),
+        10,
+        keys=stored.arrays["train_keys"],
+        prepare=Pixels((0.1307,), (0.3081,)),
+        sha256=stored.sha256,
+    )
+
+
+def find(path: Path) -> Path:
+    """The file as it is offered (.gz) or unpacked."""
+    return path if path.exists() else path.with_suffix("")
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array in LeCun's idx format: a magic number that tells type and dimensions, the sizes, the values."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        kind, dimensions = _KINDS[content[2]], content[3]
+        shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
+        return np.frombuffer(content, kind, offset=4 + 4 * dimensions).reshape(shape)
+    except (KeyError, IndexError, ValueError, EOFError, ZlibError, gzip.BadGzipFile) as error:
+        raise KeelError(f"data: {str(path)!r} is damaged or not in idx format ({error})") from error

@@ -1,0 +1,70 @@
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keel import KeelError
+from keel.data import catalog
+from keel.data.mnist import DOWNLOADS, read_idx
+
+
+def idx(array: np.ndarray) -> bytes:
+    kind = {"uint8": 8, "int32": 12}[array.dtype.name]
+    header = bytes([0, 0, kind, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Twelve digits of three writers to train, six of another to test; QMNIST has test digits to spare."""
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path))
+    rng = np.random.default_rng(0)
+    (tmp_path / "mnist").mkdir()
+    for part, qpart, count, spare in ("train", "train", 12, 0), ("t10k", "test", 6, 4):
+        labels = rng.integers(0, 10, count + spare).astype(np.uint8)
+        writers = np.zeros((count + spare, 8), np.int32)
+        writers[:, 0] = labels
+        writers[:, 2] = 100 + np.arange(count + spare) % 3
+        images = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        (tmp_path / f"mnist/{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (tmp_path / f"mnist/{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels[:count])))
+        (tmp_path / f"mnist/qmnist-{qpart}-labels-idx2-int.gz").write_bytes(gzip.compress(idx(writers)))
+    return tmp_path / "mnist"
+
+
+def test_writers_are_the_keys_and_files_may_be_packed_or_not(small_mnist: Path) -> None:
+    pool = catalog.load("mnist", {})
+    assert pool.train.inputs.shape == (12, 1, 28, 28)
+    assert pool.test.inputs.shape == (6, 1, 28, 28)
+    assert pool.keys is not None
+    assert pool.keys.tolist() == [100, 101, 102] * 4
+
+
+def test_labels_that_disagree_are_refused(small_mnist: Path) -> None:
+    (small_mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros(12, np.uint8))))
+    with pytest.raises(KeelError, match="MNIST's and QMNIST's train files do not speak of the same digits"):
+        catalog.load("mnist", {})
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", b"\0\0\x07\x01\0\0\0\1\0", b"\0\0\x08\x01\0\0\0\5\1\2"])
+def test_a_damaged_file_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    for name, packed in ("plain", content), ("packed.gz", gzip.compress(content)), ("cut.gz", gzip.compress(b"x")[:-9]):
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(KeelError, match=f"{name}' is damaged or not in idx format"):
+            read_idx(tmp_path / name)
+
+
+def test_the_real_digits() -> None:
+    if catalog.CATALOG["mnist"].missing():
+        pytest.skip("the files of MNIST and QMNIST are not in the data folder (KEEL_DATA)")
+    pool = catalog.load("mnist", {})
+    assert pool.train.inputs.shape == (60_000, 1, 28, 28)
+    assert pool.keys is not None
+    assert len(np.unique(pool.keys)) == 539
+    assert np.bincount(pool.train.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert abs(float(pool.train.inputs.float().mean()) / 255 - 0.1307) < 1e-4
+
+
+def test_each_download_lies_where_it_is_looked_for() -> None:
+    assert len({download.path for download in DOWNLOADS}) == 6

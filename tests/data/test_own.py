@@ -1,0 +1,149 @@
+"""Data of one's own in Python: arrays, and what the packages datasets and flwr-datasets hand over."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import keel
+from keel import FederatedData, KeelError
+from keel.data.own import federate, from_dataset, from_partitioner
+from keel.data.preparation import AsStored, Pixels
+
+LABELS = [0, 1, 2] * 8
+WHO = [f"user{number % 4}" for number in range(24)]
+
+
+class Plain:
+    """Columns that answer as a datasets.Dataset in numpy format does."""
+
+    def __init__(self, **columns: Any):
+        self.columns = {name: np.asarray(values) for name, values in columns.items()}
+        self.column_names = list(columns)
+
+    def with_format(self, kind: str) -> "Plain":
+        assert kind == "numpy"
+        return self
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns[self.column_names[0]])
+
+
+class Halves:
+    """A partitioner, as old as they come: load_partition names its argument otherwise."""
+
+    def __init__(self, *parts: Plain):
+        self.parts, self.num_partitions = parts, len(parts)
+
+    def load_partition(self, idx: int) -> Plain:
+        return self.parts[idx]
+
+
+def pictures(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (24, *shape), dtype=np.uint8)
+
+
+def one_round(data: FederatedData, out: Path) -> None:
+    table = {"rounds": 1, "algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}, "participation": {"rate": 1.0}}
+    assert keel.run(table, data=data, out=out).status == "finished"
+
+
+def test_arrays_of_whole_numbers_become_floats() -> None:
+    data = federate(pictures(4), LABELS, test=(pictures(4), LABELS), keys=WHO)
+    assert data.train.inputs.dtype == torch.float32
+    assert data.train.inputs.max() > 200
+    assert data.partition.clients == 4
+
+
+def test_colour_images_stay_bytes_with_their_channels_first() -> None:
+    images = pictures(6, 5, 3)
+    table = Plain(image=images, label=LABELS, who=WHO)
+    data = from_dataset(table, input="image", label="label", client="who", test=table)
+    assert data.train.inputs.dtype == torch.uint8
+    assert data.input_shape == (3, 6, 5)
+    assert data.prepare == Pixels((0.0,) * 3, (1.0,) * 3)
+    np.testing.assert_allclose(data.prepare(data.train.inputs[:1])[0, 2], images[0, :, :, 2] / 255, rtol=1e-6)
+    assert data.partition[1].tolist() == [1, 5, 9, 13, 17, 21]
+
+
+def test_grey_images_have_one_channel() -> None:
+    table = Plain(image=pictures(6, 5), label=LABELS)
+    data = from_dataset(table, input="image", label="label", test=table, clients=3)
+    assert data.input_shape == (1, 6, 5)
+    assert data.partition.sizes.tolist() == [8, 8, 8]
+
+
+def test_numbers_become_floats_as_they_are() -> None:
+    table = Plain(x=np.arange(48.0).reshape(24, 2), label=LABELS)
+    data = from_dataset(table, input="x", label="label", test=table, clients=6, alpha=0.0)
+    assert data.prepare == AsStored()
+    assert data.train.inputs[1].tolist() == [2, 3]
+    assert all(len(set(data.client(client).targets.tolist())) == 1 for client in range(6))
+
+
+def test_each_partition_is_a_client() -> None:
+    table = Plain(x=np.arange(48.0).reshape(24, 2), label=LABELS)
+    parts = Halves(*(Plain(x=np.full((size, 2), size), label=LABELS[:size]) for size in (5, 1, 3)))
+    data = from_partitioner(parts, input="x", label="label", test=table)
+    assert data.partition.sizes.tolist() == [5, 1, 3]
+    assert [data.client(client).inputs[0, 0] for client in range(3)] == [5, 1, 3]
+    with pytest.raises(KeelError, match="partition 1 has no examples"):
+        from_partitioner(Halves(table, Plain(x=[], label=[])), input="x", label="label", test=table)
+
+
+def test_what_does_not_fit_is_said_with_its_column() -> None:
+    table = Plain(image=pictures(6, 5, 3), label=LABELS)
+    with pytest.raises(KeelError, match="data: no column 'img'; accepted: image, label"):
+        from_dataset(table, input="img", label="label", test=table, clients=2)
+    with pytest.raises(KeelError, match=r"data.labels: shape \(24,\), <U5; accepted: one whole number"):
+        from_dataset(Plain(image=pictures(6, 5, 3), label=WHO), input="image", label="label", test=table, clients=2)
+    uneven = np.empty(24, dtype=object)
+    with pytest.raises(KeelError, match="column 'image' are no numbers, or differ in shape or kind"):
+        from_dataset(Plain(image=uneven, label=LABELS), input="image", label="label", test=table, clients=2)
+    floats = Plain(image=np.zeros((24, 3, 6, 5), dtype=np.float32), label=LABELS)
+    with pytest.raises(KeelError, match="column 'image' are no numbers, or differ in shape or kind"):
+        from_dataset(table, input="image", label="label", test=floats, clients=2)
+
+
+def test_a_hugging_face_dataset_is_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "x": datasets.Sequence(datasets.Value("float64")),
+            "label": datasets.ClassLabel(names=["a", "b", "c"]),
+            "who": datasets.Value("string"),
+        }
+    )
+    colours, numbers = pictures(6, 5, 3), np.random.default_rng(1).normal(size=(24, 4))
+    columns = {"image": list(map(image.fromarray, colours)), "x": numbers.tolist(), "label": LABELS, "who": WHO}
+    table = datasets.Dataset.from_dict(columns, features=features)
+    data = from_dataset(table, input="image", label="label", client="who", test=table)
+    np.testing.assert_array_equal(data.train.inputs, colours.transpose(0, 3, 1, 2))
+    assert data.train.targets.tolist() == LABELS
+    one_round(data, tmp_path / "images")
+    floats = from_dataset(table, input="x", label="label", clients=3, alpha=0.5, test=table)
+    np.testing.assert_allclose(floats.train.inputs, numbers, rtol=1e-6)
+    one_round(floats, tmp_path / "numbers")
+
+
+def test_partitions_of_flower_datasets_are_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
+    numbers = np.random.default_rng(1).normal(size=(24, 4))
+    table = datasets.Dataset.from_dict({"x": numbers.tolist(), "label": LABELS, "who": WHO})
+    for partitioner, sizes in (
+        (partitioners.NaturalIdPartitioner("who"), [6, 6, 6, 6]),
+        (partitioners.IidPartitioner(5), [5, 5, 5, 5, 4]),
+    ):
+        partitioner.dataset = table
+        data = from_partitioner(partitioner, input="x", label="label", test=table)
+        assert data.partition.sizes.tolist() == sizes
+        np.testing.assert_allclose(data.client(1).inputs, partitioner.load_partition(1)["x"][:], rtol=1e-6)
+        one_round(data, tmp_path / type(partitioner).__name__)

@@ -1,0 +1,129 @@
+"""What holds of every model: it is described, its size is the literature's, and it trains as one flat vector."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from keel import KeelError
+from keel.models import MODELS, build
+from keel.params import FlatModel
+
+CLASSES = 5
+IMAGES, TOKENS = (3, 16, 16), (6,)
+SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "linear": (IMAGES, {}),
+    "mlp": (IMAGES, {}),
+    "lenet": (IMAGES, {}),
+    "resnet20": (IMAGES, {}),
+    "char_lstm": (TOKENS, {"embedding": 3, "hidden": 4}),
+    "word_lstm": (TOKENS, {"embedding": 3, "hidden": 4}),
+    "mobilenet_v2": ((3, 64, 64), {}),
+    "vit_b16": (IMAGES, {"pretrained": "tiny"}),
+}
+"""A shape and settings with which each model is quick."""
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[FlatModel, Tensor, Tensor]:
+    """A model, a batch of inputs and their labels."""
+    shape, settings = SMALL[request.param]
+    if request.param in ("mobilenet_v2", "vit_b16"):
+        pytest.importorskip("transformers")
+    if "pretrained" in settings:
+        settings = {"pretrained": str(request.getfixturevalue("tiny_vit"))}
+    torch.manual_seed(0)
+    model = FlatModel(build(request.param, shape, CLASSES, settings))
+    inputs = torch.randint(CLASSES, (4, *shape)) if shape == TOKENS else torch.randn(4, *shape)
+    targets = torch.randint(CLASSES, (4, *shape) if request.param == "word_lstm" else (4,))
+    return model, inputs, targets
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def seeded(model: FlatModel, inputs: Tensor, point: Tensor | None = None) -> Tensor:
+    """The outputs with the same draws (dropout) at each call."""
+    torch.manual_seed(1)
+    return model.module(inputs) if point is None else model.at(point, inputs)
+
+
+def test_a_step_moves_every_model_along_a_finite_gradient(case: tuple[FlatModel, Tensor, Tensor]) -> None:
+    model, inputs, targets = case
+    before = seeded(model, inputs)
+    assert before.shape == (*targets.shape, CLASSES)
+    gradient = model.gradient(loss_of(before, targets))
+    assert gradient.isfinite().all()
+    assert gradient.norm() > 0
+    model.weights.sub_(gradient, alpha=0.01)
+    assert not torch.equal(seeded(model, inputs), before)
+
+
+def test_outputs_and_gradients_at_another_point_are_those_of_a_model_that_stands_there(
+    case: tuple[FlatModel, Tensor, Tensor],
+) -> None:
+    model, inputs, targets = case
+    at_home = seeded(model, inputs)
+    point = (model.weights + 0.1 * torch.randn_like(model.weights)).requires_grad_()
+    away = seeded(model, inputs, point)
+    (gradient,) = torch.autograd.grad(loss_of(away, targets), point)
+    assert torch.equal(seeded(model, inputs), at_home)
+    model.weights.copy_(point.detach())
+    there = seeded(model, inputs)
+    torch.testing.assert_close(away, there)
+    torch.testing.assert_close(gradient, model.gradient(loss_of(there, targets)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "size"),
+    [
+        ("lenet", (3, 32, 32), 10, 797_962),
+        ("lenet", (1, 28, 28), 10, 573_578),
+        ("resnet20", (3, 32, 32), 10, 269_722),  # 272,474 is the one whose shortcuts have weights (option B)
+        ("char_lstm", (80,), 80, 133_520),
+        ("word_lstm", (20,), 10_004, 4_050_748),
+        ("mobilenet_v2", (3, 224, 224), 1000, 3_504_872),
+        ("vit_b16", (3, 224, 224), 1000, 86_567_656),
+    ],
+)
+def test_models_have_the_parameters_of_the_literature(
+    name: str, shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    if name in ("mobilenet_v2", "vit_b16"):
+        pytest.importorskip("transformers")
+    with torch.device("meta"):  # shapes without storage
+        module = build(name, shape, classes, {})
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == size
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_says_in_one_line_what_it_is(name: str) -> None:
+    first = (MODELS[name].__doc__ or "").splitlines()[0]
+    assert 10 < len(first) < 120
+    assert first.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings", "words"),
+    [
+        ("lenet", (1, 8, 8), {}, "lenet needs images of at least 16x16 pixels, not 8x8"),
+        ("lenet", (3, 32, 15), {}, "at least 16x16 pixels, not 32x15"),
+        ("lenet", (64,), {}, r"lenet needs images of \(channels, height, width\), not inputs of shape \(64,\)"),
+        ("resnet20", (8, 8), {}, "resnet20 needs images"),
+        ("mobilenet_v2", (64,), {}, "mobilenet_v2 needs images"),
+        ("vit_b16", (64,), {}, "vit_b16 needs images"),
+        ("char_lstm", (3, 32, 32), {}, "char_lstm needs sequences of tokens"),
+        ("word_lstm", (2, 20), {}, "word_lstm needs sequences of tokens"),
+        ("char_lstm", (20,), {"hidden": 0}, "model.hidden: .*greater than or equal to 1"),
+        ("word_lstm", (20,), {"embedding": "wide"}, "model.embedding: .*integer"),
+        ("mobilenet_v2", (3, 32, 32), {"freeze": "classifier"}, "model.freeze: .*list"),
+    ],
+)
+def test_what_a_model_cannot_take_is_said_in_the_users_words(
+    name: str, shape: tuple[int, ...], settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(KeelError, match=words):
+        build(name, shape, 10, settings)
