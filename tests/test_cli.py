@@ -194,3 +194,51 @@ def test_the_public_names_are_all_there() -> None:
     assert set(keel.__all__) == set(keel._HOMES)
     with pytest.raises(AttributeError):
         _ = keel.nonsense
+
+
+def test_data_sets_are_listed_with_what_they_need(keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
+    called = keel("data", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(called.out)}
+    assert rows["digits"]["files"] == "embedded"
+    assert rows["cifar10"]["files"] == "keel data get"
+    assert rows["cifar10"]["address"].startswith("https://")
+    assert rows["landmarks"]["files"] == "to bring"
+    assert rows["table"]["files"] == "your own"
+    text = keel("data", "list").out
+    assert all(name in text for name in rows)
+    assert str(tmp_path / "none") in text
+
+
+def test_who_holds_what_is_shown(keel: Keel) -> None:
+    told = json.loads(keel("data", "show", "digits", "--alpha", "0", "--json").out)
+    assert (told["clients"], told["classes"], told["label_entropy"]) == (100, 10, 0.0)
+    shown = keel("data", "show", "digits", "--partition", "iid", "--clients", "10").out
+    assert "10 clients with 150 examples each" in shown
+    assert "░" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data", "show", "cifar"], "data.name: 'cifar' is not known; did you mean 'cifar10'?"),
+        (["data", "get", "cifra10"], "data.name: 'cifra10' is not known; did you mean 'cifar10'?"),
+        (["data", "show", "landmarks"], "federated_train.csv', which is not there; accepted: the file from"),
+        (["data", "show", "cifar10"], "which is not there; accepted: keel data get cifar10"),
+        (["run", "--data", "mnist"], "which is not there; accepted: keel data get mnist"),
+    ],
+)
+def test_data_that_is_not_there_is_named(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
+    called = keel(*words)
+    assert called.code == 2
+    assert message in called.err
+    assert called.err.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_data_set_that_needs_nothing_is_said_to(keel: Keel) -> None:
+    assert keel("data", "get", "digits").out == "digits needs no files\n"

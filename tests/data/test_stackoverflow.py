@@ -144,7 +144,7 @@ def test_damaged_files_are_refused_by_name(data: Path, name: str) -> None:
         (data / name).write_bytes(content)
         with pytest.raises(KeelError, match=f"{name}' is damaged or not TFF's Stack Overflow"):
             stackoverflow.stackoverflow(**SETTINGS)
-    assert [path for path in (data / "prepared").iterdir() if path.is_dir()] == []
+    assert [path for path in (data.parent / "prepared").iterdir() if path.is_dir()] == []
 
 
 def test_files_without_sentences_are_refused(data: Path) -> None:

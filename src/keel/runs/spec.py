@@ -248,6 +248,8 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
         full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # the last rounds of a short run are fewer
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
+    if "keys" in full["data"]:
+        full["data"].setdefault("partition", "key")
     if full["data"].get("partition") != "key" and "min_examples" not in given.get("data", {}):
         full["data"].pop("min_examples", None)  # which goes with natural clients
     for section, known in ("data", {name: entry.load for name, entry in CATALOG.items()}), ("model", MODELS):
