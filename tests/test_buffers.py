@@ -1,4 +1,5 @@
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import keel.client
 import keel.params
 import keel.randomness
 from keel import KeelError
+from keel.rounds import BUFFERS
 from keel.runs.folder import RunFolder
 from tests.conftest import uneven_data
 
@@ -77,7 +79,7 @@ def test_local_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     assert position is not None
     took_part = {client for record in ended.records for client in record["cohort"]}
     assert set(position.memories) == took_part
-    assert all(memory["buffers"].shape == (8,) for memory in position.memories.values())
+    assert all(memory[BUFFERS].shape == (8,) for memory in position.memories.values())
     assert ended.module[1].running_mean is None  # elsewhere a batch has its own statistics
 
 
@@ -97,6 +99,68 @@ def test_a_resumed_run_has_the_same_bits(policy: str, algorithm: str, tmp_path: 
     resumed = keel.resume(stopped.path, **parts)
     assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
     assert resumed.records == whole.records
+
+
+class Drifting(nn.Module):
+    """A buffer that is replaced instead of written into, and read in training; and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("seen", torch.zeros(5))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * inputs.detach().mean(0)
+            self.passes = self.passes + 1
+        return self.layer(inputs - self.seen) / (1 + 0.01 * self.passes)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "mime", "mimelitemom"])
+def test_buffers_of_one_client_do_not_reach_another(algorithm: str, tmp_path: Path) -> None:
+    """A cohort of one after another gives what each would alone: with all workers, and after a resume."""
+    table = {**BASE, "algorithm": {"name": algorithm}, "model": {"buffers": "average"}}
+    ended = [
+        keel.run({**table, "engine": engine}, model=Drifting(), data=uneven_data(), out=tmp_path / str(number))
+        for number, engine in enumerate([{"name": "serial"}, {"name": "pool", "workers": 3}])
+    ]
+    assert ended[0].records == ended[1].records
+    assert ended[0].summary["model_sha256"] == ended[1].summary["model_sha256"]
+    assert not torch.equal(ended[0].module.seen, torch.zeros(5))
+
+
+def test_local_statistics_are_for_batch_norm_alone(tmp_path: Path) -> None:
+    with pytest.raises(KeelError, match=r"model\.buffers: 'local', but seen is not BatchNorm's"):
+        keel.run({**BASE, "model": {"buffers": "local"}}, model=Drifting(), data=uneven_data(), out=tmp_path / "run")
+
+
+def test_a_policy_for_a_model_without_such_buffers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeelError, match=r"model\.buffers: 'average', but training changes no buffer"):
+        keel.run(
+            {**BASE, "model": {"buffers": "average"}}, model=nn.Linear(5, 3), data=uneven_data(), out=tmp_path / "a"
+        )
+
+
+def test_a_minibatch_of_one_is_foreseen(tmp_path: Path) -> None:
+    table = {**BASE, "model": {"buffers": "average"}}
+    with pytest.raises(KeelError, match=r"a minibatch of client 4 has .*local\.drop_last = true"):
+        keel.run(table, model=network(), data=uneven_data(sizes=(8, 12, 8, 4, 17, 8)), out=tmp_path / "run")
+    dropping = {**table, "local": {**BASE["local"], "drop_last": True}}
+    data = uneven_data(sizes=(8, 12, 8, 4, 17, 8))
+    assert keel.run(dropping, model=network(), data=data, out=tmp_path / "run").status == "finished"
+
+
+def test_the_evaluation_of_local_statistics_does_not_depend_on_the_order_of_the_test_examples(tmp_path: Path) -> None:
+    data = uneven_data(sizes=(200, 200, 200, 114))
+    order = data.test.targets.argsort()
+    sorted_test = replace(data, test=data.test[order])
+    found = [
+        keel.run({**BASE, "model": {"buffers": "local"}}, model=network(), data=d, out=tmp_path / str(n)).accuracy
+        for n, d in enumerate([data, sorted_test])
+    ]
+    assert found[0] == pytest.approx(found[1], abs=0.05)
 
 
 def test_group_norm_takes_the_place_of_batch_norm(tmp_path: Path) -> None:

@@ -17,15 +17,21 @@ from keel.errors import KeelError
 BufferPolicy = Literal["average", "local", "group_norm"]
 
 
-def moving_buffers(before: dict[str, Tensor], after: dict[str, Tensor], policy: BufferPolicy | None) -> tuple[str, ...]:
+def moving_buffers(module: nn.Module, before: dict[str, Tensor], policy: BufferPolicy | None) -> tuple[str, ...]:
     """The names of the buffers that a training pass changed. They need a policy."""
+    after = dict(module.named_buffers())
     moving = tuple(name for name, buffer in after.items() if not torch.equal(buffer, before[name]))
     if moving and policy not in ("average", "local"):
         raise KeelError(
             f"model.buffers: training changes the buffer {moving[0]}, which is no parameter; accepted: "
             f"{', '.join(map(repr, get_args(BufferPolicy)))} (averaged, kept local, BatchNorm replaced by GroupNorm)"
         )
+    if policy in ("average", "local") and not moving:
+        raise KeelError(f"model.buffers: {policy!r}, but training changes no buffer of this model; leave it out")
     for name in moving:
+        layer = module.get_submodule(name.rpartition(".")[0])
+        if policy == "local" and not isinstance(layer, _BatchNorm):
+            raise KeelError(f"model.buffers: 'local', but {name} is not BatchNorm's; accepted: 'average'")
         if after[name].is_floating_point() and after[name].dtype != torch.float32:
             raise KeelError(f"model: buffer {name} is {after[name].dtype}; accepted: torch.float32")
     return moving

@@ -231,6 +231,8 @@ def data_get(
 
     A download that was cut off is gone on with. Example: keel data get cifar10
     """
+    from inspect import signature
+
     from keel.data.catalog import find, load
     from keel.data.fetch import fetch
     from keel.data.store import data_folder
@@ -238,12 +240,14 @@ def data_get(
 
     entry, folder = find(name), data_folder()
     for download in entry.downloads:
-        if not download.present(folder):
+        if download.missing(folder):
             with fetching(download.path, quiet) as progress:
                 fetch(download, folder, progress)
     if entry.files_of_its_own:
         load(name, {})
         console.print(f"{name} is ready in {folder}", soft_wrap=True)
+    elif signature(entry.load).parameters:
+        raise KeelError(f"data.name: {name!r} is for files of your own; keel data show {name} --set ... looks at them")
     else:
         console.print(f"{name} needs no files")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, Context, Memory, Message, Path
-from keel.data.federated import Examples
+from keel.data.federated import Examples, Held
 from keel.data.preparation import AsStored, Preparation
 from keel.params import FlatModel, Loss
 from keel.randomness import draws, rewind, torch_draws
@@ -111,7 +111,7 @@ def train_client(
     recipe: Recipe,
     model: FlatModel,
     client: int,
-    examples: Examples,
+    examples: Held,
     received: Message,
     memory: Memory,
     round_ctx: Context,
@@ -125,9 +125,10 @@ def train_client(
     w = model.weights
     w.copy_(received["theta"])
     start = w.clone()
+    model.set_buffers(buffers)
     with torch_draws(recipe.seed, "full", ctx.round, client):
         full = full_gradient(recipe, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
-    model.set_buffers(buffers)
+    model.set_buffers(buffers)  # again: a pass for a gradient may have changed them
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
     seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
@@ -160,26 +161,32 @@ def train_client(
 
 
 def probe_client(
-    recipe: Recipe, model: FlatModel, client: int, examples: Examples, received: Message, ctx: Context
+    recipe: Recipe,
+    model: FlatModel,
+    client: int,
+    examples: Held,
+    received: Message,
+    ctx: Context,
+    buffers: Tensor | None = None,
 ) -> Message:
     """The first phase of a round, for algorithms that have one: the full gradient at the server's model."""
     with torch_draws(recipe.seed, "probe", ctx.round, client):
         model.weights.copy_(received["theta"])
+        model.set_buffers(buffers)
         return {"gradient": full_gradient(recipe, model, client, examples, ctx)}
 
 
-def full_gradient(recipe: Recipe, model: FlatModel, client: int, examples: Examples, ctx: Context) -> Tensor:
+def full_gradient(recipe: Recipe, model: FlatModel, client: int, examples: Held, ctx: Context) -> Tensor:
     """The gradient of the mean loss over all examples at the model's weights, some examples at a time.
 
     The examples are prepared as for training: its mean is what the minibatches' gradients are about.
     """
     total = torch.zeros_like(model.weights)
-    parts = list(
-        zip(torch.split(examples.inputs, recipe.chunk), torch.split(examples.targets, recipe.chunk), strict=True)
-    )
-    choices = recipe.choices([len(targets) for _, targets in parts], "full preparation", ctx.round, client)
-    for (inputs, targets), chosen in zip(parts, choices, strict=True):
-        losses = recipe.loss(model.module(recipe.prepare(inputs, chosen)), targets)
+    parts = [np.arange(i, min(i + recipe.chunk, len(examples))) for i in range(0, len(examples), recipe.chunk)]
+    choices = recipe.choices([len(part) for part in parts], "full preparation", ctx.round, client)
+    for part, chosen in zip(parts, choices, strict=True):
+        some = examples[part]
+        losses = recipe.loss(model.module(recipe.prepare(some.inputs, chosen)), some.targets)
         total.add_(model.gradient(losses.sum() / len(examples)))
     return total
 

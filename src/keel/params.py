@@ -43,10 +43,8 @@ class FlatModel:
         self._gradient = torch.empty_like(self.weights)
         for parameter, view in zip(self.parameters, self.unflatten(self.weights).values(), strict=True):
             parameter.data = view
-        buffers = dict(self.module.named_buffers())
-        self._moving = {name: buffers[name] for name in moving}
-        self._floats = [buffer for buffer in self._moving.values() if buffer.is_floating_point()]
-        self._counters = [(b, b.clone()) for b in self._moving.values() if not b.is_floating_point()]
+        self._moving = {name: self.module.get_buffer(name).clone() for name in moving}  # as they are at the start
+        self._floats = [name for name, buffer in self._moving.items() if buffer.is_floating_point()]
 
     @property
     def size(self) -> int:
@@ -64,21 +62,24 @@ class FlatModel:
 
     def at(self, point: Tensor, inputs: Tensor) -> Tensor:
         """The model's outputs at another point than `weights`. What that does to the buffers is dropped."""
-        buffers = {name: buffer.clone() for name, buffer in self._moving.items()}
+        buffers = {name: self.module.get_buffer(name).clone() for name in self._moving}
         return functional_call(self.module, {**self.unflatten(point), **buffers}, (inputs,))
 
     def buffers(self) -> Tensor | None:
         """The moving buffers as one vector; None for a model without any."""
-        return torch.cat([buffer.reshape(-1) for buffer in self._floats]) if self._floats else None
+        if not self._floats:
+            return None
+        return torch.cat([self.module.get_buffer(name).reshape(-1) for name in self._floats])
 
     def set_buffers(self, vector: Tensor | None) -> None:
-        if vector is None or not self._moving:
-            return
-        parts = torch.split(vector, [buffer.numel() for buffer in self._floats])
-        for buffer, part in zip(self._floats, parts, strict=True):
-            buffer.copy_(part.view(buffer.shape))
-        for counter, start in self._counters:
-            counter.copy_(start)
+        """The moving buffers of float type from one vector, the others as they were at the start."""
+        values = dict(self._moving)
+        if vector is not None and self._floats:
+            parts = torch.split(vector, [values[name].numel() for name in self._floats])
+            values |= {n: part.view_as(values[n]) for n, part in zip(self._floats, parts, strict=True)}
+        with torch.no_grad():
+            for name, value in values.items():  # by name: a module may have put another tensor in a buffer's place
+                self.module.get_buffer(name).copy_(value)
 
 
 def state_fingerprint(module: nn.Module) -> str:
@@ -89,6 +90,7 @@ def state_fingerprint(module: nn.Module) -> str:
     return content.hexdigest()
 
 
-def fingerprint(vector: Tensor) -> str:
-    """SHA-256 of the vector's bytes: two models are equal to the bit when these are."""
-    return sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+def fingerprint(vector: Tensor, buffers: Tensor | None = None) -> str:
+    """SHA-256 of the weights' bytes, and of the buffers': two models are equal to the bit when these are."""
+    parts = [vector] if buffers is None else [vector, buffers]
+    return sha256(b"".join(part.detach().cpu().contiguous().numpy().tobytes() for part in parts)).hexdigest()

@@ -15,7 +15,6 @@ from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
 from keel.engines import Problem, RoundWork, make_engine
 from keel.errors import KeelError
-from keel.evaluation import Evaluator
 from keel.params import FlatModel
 from keel.runs.spec import Spec
 from keel.sampling import Cyclic, Sampler, Uniform, Weighted
@@ -39,7 +38,7 @@ class Position:
     buffers: Tensor | None = None
 
 
-BUFFERS = "buffers"
+BUFFERS = "keel.buffers"  # a name that no algorithm gives
 
 Hook = Callable[[Record, Position, float], None]
 """Called after each round with its record, the position after it and the seconds it took."""
@@ -48,15 +47,15 @@ Hook = Callable[[Record, Position, float], None]
 class Training:
     """One run of one spec on one task, from any position."""
 
-    def __init__(self, spec: Spec, task: Task):
+    def __init__(self, spec: Spec, task: Task, workers: int | None = None):
         self.spec, self.task = spec, task
         local = spec.local
         work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
         recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
-        self.engine = make_engine(spec.engine.name, Problem(task, recipe))
-        self.sampler = make_sampler(spec, task)
         self.local_buffers = spec.model.buffers == "local"
-        self.evaluate = Evaluator(task, self.local_buffers)
+        problem = Problem(task, recipe, self.local_buffers)
+        self.engine = make_engine(spec.engine.name, problem, workers or spec.engine.workers)
+        self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()
         self._examples = len(task.data.partition.indices)
@@ -70,6 +69,12 @@ class Training:
 
     def run(self, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool] = lambda: False) -> str:
         """Runs what is left; the answer is finished, diverged or (when `stop` said so) interrupted."""
+        try:
+            return self._run(position, hooks, stop)
+        finally:
+            self.engine.close()
+
+    def _run(self, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool]) -> str:
         while position.round < self.spec.rounds:
             began = perf_counter()
             with one_thread():
@@ -84,7 +89,7 @@ class Training:
 
     def _round(self, position: Position) -> Record:
         algorithm, t = self.spec.algorithm, position.round + 1
-        cohort = self.sampler.cohort(t)
+        cohort = self._longest_first(self.sampler.cohort(t))
         ctx = self._context(t, cohort)
         traffic = Traffic(len(cohort), counts=not algorithm.pooled)
         weights = self._weights(cohort)
@@ -136,11 +141,15 @@ class Training:
         if not torch.isfinite(theta).all():
             return {**record, "diverged": True}
         if self._due(t):
-            quality = self.evaluate(theta, position.buffers)
+            quality = self.engine.evaluator.quality(self.engine.measure(theta, position.buffers))
             if not isfinite(quality["test_loss"]):
                 return {**record, "diverged": True}
             record.update(quality)
         return record
+
+    def _longest_first(self, cohort: np.ndarray) -> np.ndarray:
+        """The cohort's order, which is that of its reports: those who have most to do first, so that no core waits."""
+        return cohort[np.argsort(-self.task.data.partition.sizes[cohort], kind="stable")]
 
     def _memory(self, position: Position, client: int) -> Memory:
         """What the algorithm keeps for a client."""

@@ -14,6 +14,7 @@ from keel.buffers import moving_buffers
 from keel.data import catalog
 from keel.data.federated import FederatedData, Partition
 from keel.data.partition import deal_out
+from keel.data.preparation import ChannelsLast
 from keel.errors import KeelError
 from keel.models.normalisation import group_norm
 from keel.params import FlatModel, Loss
@@ -49,6 +50,8 @@ def make_task(
         module = group_norm(module)
     if loss is not None and not callable(loss):
         raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
+    if len(data.input_shape) == 3 and any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        data = replace(data, prepare=ChannelsLast(data.prepare))
     return _tried(Task(module, data, loss or default_loss(data)), spec)
 
 
@@ -106,7 +109,7 @@ def _tried(task: Task, spec: Spec) -> Task:
     """The task after one pass before the first round: what does not fit together is said now, in the user's words."""
     FlatModel(task.module)
     data = task.data
-    few = data.train[data.partition[0][:2]]
+    few = data.train[data.partition.indices[:2]]
     inputs = data.prepare(few.inputs)
     module = deepcopy(task.module).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -129,4 +132,28 @@ def _tried(task: Task, spec: Spec) -> Task:
     positions = few.targets.dim()  # of a label: the example, and its place in a sequence
     if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
         raise KeelError(f"model: outputs of shape {tuple(outputs.shape[1:])} for {data.classes} classes")
-    return replace(task, moving=moving_buffers(before, dict(module.named_buffers()), spec.model.buffers))
+    task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
+    _try_one(task, module, spec)
+    return task
+
+
+def _try_one(task: Task, module: nn.Module, spec: Spec) -> None:
+    """Whether the model can be trained on one example, if a minibatch of one will come: BatchNorm may not."""
+    sizes, local, algorithm = task.data.partition.sizes, spec.local, spec.algorithm
+    alone = (sizes == 1) | (local.batch == 1)
+    if not local.drop_last:
+        alone |= sizes % local.batch == 1
+    if algorithm.probes or "full_gradient" in algorithm.observes:
+        alone |= sizes % task.data.at_once == 1
+    if not alone.any():
+        return
+    try:
+        with torch_draws(0, "trial"), torch.no_grad():
+            module(task.data.prepare(task.data.train[task.data.partition.indices[:1]].inputs))
+    except (RuntimeError, ValueError) as error:
+        client = int(np.argmax(alone))
+        raise KeelError(
+            f"model: cannot be trained on one example, which is all that a minibatch of client {client} has "
+            f"({str(error).splitlines()[0]}); accepted: local.drop_last = true, another local.batch, or "
+            "model.buffers = 'group_norm'"
+        ) from error

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from keel import KeelError
-from keel.data import catalog
-from keel.data.mnist import DOWNLOADS, read_idx
+from keel.data import catalog, mnist
+from keel.data.mnist import read_idx
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -21,6 +21,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KEEL_DATA", str(tmp_path))
     rng = np.random.default_rng(0)
     (tmp_path / "mnist").mkdir()
+    monkeypatch.setattr(mnist, "check", lambda *_: None)  # these are not the published files
     for part, qpart, count, spare in ("train", "train", 12, 0), ("t10k", "test", 6, 4):
         labels = rng.integers(0, 10, count + spare).astype(np.uint8)
         writers = np.zeros((count + spare, 8), np.int32)
@@ -66,5 +67,9 @@ def test_the_real_digits() -> None:
     assert abs(float(pool.train.inputs.float().mean()) / 255 - 0.1307) < 1e-4
 
 
-def test_each_download_lies_where_it_is_looked_for() -> None:
-    assert len({download.path for download in DOWNLOADS}) == 6
+def test_files_that_are_not_the_published_ones_are_refused(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("KEEL_DATA", str(small_mnist.parent))
+    with pytest.raises(KeelError, match="train-images-idx3-ubyte' is not the published file"):
+        catalog.load("mnist", {})
+    assert not list((small_mnist.parent / "prepared").glob("*/*"))

@@ -2,6 +2,7 @@ import json
 import os
 import re
 from collections import OrderedDict
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small_play(data: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, str]]]:
     samples = samples_by_leaf(PLAY)
     monkeypatch.setattr(shakespeare, "ROLES", len(samples))
+    monkeypatch.setattr(shakespeare, "LINES", sha256("\n".join(roles(PLAY).values()).encode()).hexdigest())
     monkeypatch.setattr(shakespeare, "SAMPLES", sum(map(len, samples.values())))
     (data / shakespeare.FILE).write_text(PLAY, encoding="utf-8")
     return samples

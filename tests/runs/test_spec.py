@@ -119,7 +119,51 @@ def test_every_data_set_has_defaults_for_every_algorithm(data: str) -> None:
             assert make_spec(tomllib.loads(spec.to_toml())) == spec
 
 
-def test_the_papers_values_are_the_defaults_of_its_data_sets() -> None:
+PAPER = """
+fedavg       1.5 .01         | 1 .5           | 1 1              | 1 .3
+fedprox      1.5 .01 mu=.01  | 1 .5 mu=.1     | 1 1 mu=.0001     | 1 .3 mu=.01
+scaffold     1 .01           | 1 .1           | 1 1              | 1 .3
+feddyn       1 .01 alpha=.001| 1 .01 alpha=.001 | 1 1 alpha=.009 | 1 .3 alpha=.1
+adabest      1 .01 mu=.001   | 1 .01 mu=.001  | 1 1 mu=.009      | 1 .3 mu=.1
+mime         1.5 .01         | 1.5 .1         | 1 1              | 1 .3
+fedavgm      .05 .1 beta=.85 | .1 .5 beta=.85 | .5 1 beta=.9     | 1 .3 beta=.9
+fedacg       .05 .1 beta=.01 | .1 .1 beta=.01 | .1 1 beta=.0001  | 1 .3 beta=.01 lambda_=.9
+mimemom      .1 .01 beta=.9  | 1 .01 beta=.85 | .1 1 beta=.9     | 1 .1 beta=.9
+mimelitemom  .1 .01 beta=.9  | 1 .01 beta=.85 | .1 1 beta=.9     | 1 .1 beta=.9
+fedcm        .1 .1 alpha=.1  | 1 .1 alpha=.1  | .1 1 alpha=.1
+ghbm         1 .01 beta=.9   | 1 .01 beta=.9  | 1 1 beta=.9      | 1 .3 beta=.9 tau=20
+fedhbm       1 .01 beta=1    | 1 .01 beta=1   | 1 1 beta=1       | 1 .3 beta=1
+"""  # server rate, local rate, its own: LeNet and ResNet-20 on CIFAR, Shakespeare, Stack Overflow
+COLUMNS = [("cifar10", "lenet", 0.001), ("cifar100", "resnet20", 1e-5), ("shakespeare", "char_lstm", 1e-4)]
+COLUMNS.append(("stackoverflow", "word_lstm", 0.0))
+
+
+@pytest.mark.parametrize("line", PAPER.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_the_papers_table_is_what_its_data_sets_begin_with(line: str) -> None:
+    name, values = line.split(maxsplit=1)
+    for (data, model, decay), cell in zip(COLUMNS, values.split("|"), strict=False):
+        spec = make_spec({"data": {"name": data}, "model": {"name": model}, "algorithm": {"name": name}})
+        server, local, *own = cell.split()
+        assert (spec.server.lr, spec.local.lr, spec.local.weight_decay) == (float(server), float(local), decay)
+        settings_of = spec.algorithm.settings()
+        for setting, value in (word.split("=") for word in own):
+            assert settings_of[setting] == float(value), (data, setting)
+
+
+def test_the_papers_reference_is_trained_as_it_says() -> None:
+    table = {"data": {"name": "cifar10"}, "model": {"name": "resnet20"}, "algorithm": {"name": "centralized"}}
+    spec = make_spec(table)
+    assert (spec.rounds, spec.local.lr, spec.local.schedule, spec.evaluation.last) == (150, 0.1, "cosine", 10)
+    spec = make_spec({"data": {"name": "shakespeare"}, "algorithm": {"name": "centralized"}})
+    assert (spec.rounds, spec.algorithm.settings()["momentum"]) == (75, 0.0)
+
+
+def test_a_concentration_asks_for_label_mixes() -> None:
+    assert make_spec({"data": {"name": "shakespeare", "alpha": 0.5}}).data.partition == "dirichlet"
+    assert make_spec({"data": {"name": "shakespeare"}}).data.partition == "key"
+
+
+def test_splits_and_rounds_are_the_papers_too() -> None:
     spec = make_spec({"data": {"name": "cifar100"}, "model": {"name": "resnet20"}, "algorithm": {"name": "fedavg"}})
     assert (spec.rounds, spec.local.lr, spec.server.lr, spec.local.weight_decay) == (10_000, 0.5, 1.0, 1e-5)
     spec = make_spec({"data": {"name": "cifar10"}, "algorithm": {"name": "fedavgm"}})

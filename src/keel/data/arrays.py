@@ -42,7 +42,7 @@ def read(path: Path, field: str) -> np.ndarray:
             array = np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise KeelError(f"{field}: no file {str(path)!r}") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         # numpy's own words would suggest to allow pickles
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
     return array

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from keel.data import (
@@ -49,10 +48,10 @@ class DataSet:
         return (self.load.__doc__ or "").splitlines()[0]
 
     def missing(self) -> list[str]:
-        """The files that are not in the data folder. A name may be a pattern, and stand for itself packed or not."""
+        """The files that are not in the data folder. A name may be a pattern."""
         folder = data_folder()
-        wanted = [name for download in self.downloads for name in download.files] or list(self.files)
-        return [name for name in wanted if not _there(folder, name)]
+        fetched = [name for download in self.downloads for name in download.missing(folder)]
+        return fetched + [name for name in self.files if not any(folder.glob(name))]
 
 
 CATALOG: dict[str, DataSet] = {
@@ -117,8 +116,3 @@ def load(name: str, settings: Mapping[str, Any]) -> Pool:
             "or another data folder in KEEL_DATA"
         )
     return call("data", entry.load, **settings)
-
-
-def _there(folder: Path, name: str) -> bool:
-    path = Path(name)
-    return any(any(folder.glob(form)) for form in {name, str(path.with_suffix("")) if path.suffix == ".gz" else name})

@@ -1,6 +1,7 @@
 """The shape of every federated data set: arrays that all clients share, and who holds which examples."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 
@@ -38,6 +39,20 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What one client holds of shared examples: gathered when it is used, not before."""
+
+    examples: Examples
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, indices: np.ndarray) -> Examples:
+        return self.examples[self.rows[indices]]
+
+
+@dataclass(frozen=True)
 class Partition:
     """Who holds what: client i holds the examples indices[offsets[i]:offsets[i + 1]]. No object per client."""
 
@@ -53,7 +68,7 @@ class Partition:
     def clients(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         return np.diff(self.offsets)
 
@@ -111,7 +126,11 @@ class FederatedData:
         positions = prod(self.train.targets.shape[1:])
         return max(1, min(512, 2**22 // max(1, prod(self.input_shape)), 2**24 // max(1, positions * self.classes)))
 
+    def held(self, client: int) -> Held:
+        return Held(self.train, self.partition[client])
+
     def client(self, client: int) -> Examples:
+        """All that a client holds, gathered."""
         return self.train[self.partition[client]]
 
     def fingerprint(self) -> str:

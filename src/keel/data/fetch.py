@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from filelock import FileLock
+
 from keel.data.store import check
 from keel.errors import KeelError
 
@@ -33,14 +35,25 @@ class Download:
         """What it leaves in the data folder: an archive's members lie beside it."""
         return tuple(str(Path(self.path).parent / name) for name in self.members) or (self.path,)
 
-    def present(self, folder: Path) -> bool:
-        return all((folder / name).is_file() for name in self.files)
+    def missing(self, folder: Path) -> list[str]:
+        """Those of its files that are not there, packed or not."""
+        return [name for name in self.files if not any((folder / form).is_file() for form in forms(name))]
+
+
+def forms(name: str) -> list[str]:
+    """A file's names: as it is offered, and unpacked."""
+    return [name, name.removesuffix(".gz")]
 
 
 def fetch(download: Download, folder: Path, progress: Progress) -> None:
     """The file, whole and checked, in the data folder."""
     target = folder / download.path
     target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):  # two at once would write into one another
+        _fetch(download, target, folder, progress)
+
+
+def _fetch(download: Download, target: Path, folder: Path, progress: Progress) -> None:
     if not target.is_file():
         part = target.with_name(f"{target.name}.part")
         try:
@@ -86,15 +99,13 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
 def _unpack(archive: Path, download: Download, folder: Path) -> None:
     """The named members and nothing else, each written aside and moved in."""
     check(archive, download.digest)
-    with tarfile.open(archive) as tar:
-        for name, place in zip(download.members, download.files, strict=True):
-            try:
-                source = tar.extractfile(name)
-            except KeyError:
-                source = None
+    places = dict(zip(download.members, download.files, strict=True))
+    with tarfile.open(archive, mode="r|*") as tar:  # once through: a packed archive cannot be jumped in
+        for member in tar:
+            source = tar.extractfile(member) if member.name in places else None
             if source is None:
-                raise KeelError(f"data: {str(archive)!r} has no file {name!r}")
-            target = folder / place
+                continue
+            target = folder / places.pop(member.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = target.with_name(f".{target.name}.new")
             try:
@@ -104,3 +115,5 @@ def _unpack(archive: Path, download: Download, folder: Path) -> None:
                 aside.replace(target)
             finally:
                 aside.unlink(missing_ok=True)
+    if places:
+        raise KeelError(f"data: {str(archive)!r} has no file {next(iter(places))!r}")

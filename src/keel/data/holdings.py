@@ -76,6 +76,7 @@ def _picture(clients: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
         "clients": clients[rows][order].tolist(),
         "classes": columns.tolist(),
         "counts": shown[order].tolist(),
+        "examples": counts[rows].sum(1)[order].tolist(),
     }
 
 

@@ -30,7 +30,8 @@ class UserSplit:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(f"{self.folder}/{name}" for name in (self.train, "test.csv", self.images))
+        """The tables. The images are looked for when they are decoded, and may go after that."""
+        return f"{self.folder}/{self.train}", f"{self.folder}/test.csv"
 
 
 def find_by_name(root: Path, ids: set[str]) -> dict[str, Path]:

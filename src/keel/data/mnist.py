@@ -11,7 +11,7 @@ import torch
 from keel.data.federated import Examples, Pool
 from keel.data.fetch import Download
 from keel.data.preparation import Pixels
-from keel.data.store import data_folder, prepared
+from keel.data.store import check, data_folder, prepared
 from keel.errors import KeelError
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -48,6 +48,12 @@ DOWNLOADS = (
         "mnist/qmnist-test-labels-idx2-int.gz",
     ),
 )
+UNPACKED = {
+    "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+}
 WRITER = 2
 """The column of QMNIST's labels that names the writer."""
 _KINDS: dict[int, str] = {8: ">u1", 12: ">i4"}
@@ -58,6 +64,8 @@ def mnist() -> Pool:
     files = {Path(download.path).stem: find(data_folder() / download.path) for download in DOWNLOADS}
 
     def make(place: Path) -> dict[str, Any]:
+        for download, file in zip(DOWNLOADS, files.values(), strict=True):
+            check(file, download.digest if file.suffix == ".gz" else UNPACKED[file.name])
         for part, name, writers in ("train", "train", "train"), ("test", "t10k", "test"):
             images, labels, who = (
                 read_idx(files[file])
@@ -72,7 +80,8 @@ def mnist() -> Pool:
                 raise KeelError(f"data: MNIST's and QMNIST's {part} files do not speak of the same digits")
             np.save(place / f"{part}_inputs.npy", images[:, None])
             np.save(place / f"{part}_targets.npy", labels.astype(np.int64))
-            np.save(place / f"{part}_keys.npy", who[:, WRITER].astype(np.int64))
+            if part == "train":
+                np.save(place / "keys.npy", who[:, WRITER].astype(np.int64))
         return {}
 
     stored = prepared("mnist", list(files.values()), {}, make)
@@ -81,7 +90,7 @@ def mnist() -> Pool:
         Examples(tensors["train_inputs"], tensors["train_targets"]),
         Examples(tensors["test_inputs"], tensors["test_targets"]),
         10,
-        keys=stored.arrays["train_keys"],
+        keys=stored.arrays["keys"],
         prepare=Pixels((0.1307,), (0.3081,)),
         sha256=stored.sha256,
     )

@@ -52,7 +52,7 @@ def federate(
     """
     train = examples(_array(inputs), _array(labels), "data.")
     held_out = examples(_array(test[0]), _array(test[1]), "data.test_")
-    whole = pool(train, held_out, None if keys is None else np.asarray(keys))
+    whole = pool(train, held_out, None if keys is None else np.atleast_1d(np.asarray(keys)))
     return _dealt(name, whole, clients, alpha, seed)
 
 
@@ -89,6 +89,8 @@ def from_partitioner(
 
 
 def _dealt(name: str, whole: Pool, clients: int | None, alpha: float | None, seed: int) -> FederatedData:
+    if whole.keys is not None and alpha is not None:
+        raise KeelError(f"data.alpha: {alpha} is for clients without keys; accepted: one of the two")
     way: Way = "key" if whole.keys is not None else "iid" if alpha is None else "dirichlet"
     return deal_out(name, whole, seed, way, clients=clients, alpha=alpha or 0.0)
 

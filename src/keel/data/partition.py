@@ -121,7 +121,10 @@ def one_class(labels: np.ndarray, clients: int, stream: np.random.Generator) -> 
 
 def by_key(keys: np.ndarray) -> tuple[Partition, np.ndarray]:
     """One client for each value of a natural key (a writer, a user, a hospital), in the order of the values."""
-    names, client = np.unique(keys, return_inverse=True)
+    try:
+        names, client = np.unique(keys, return_inverse=True)
+    except TypeError as error:
+        raise KeelError(f"data.keys: cannot be put in order ({error}); accepted: numbers or texts alone") from error
     order = np.argsort(client, kind="stable")
     return Partition(order, np.concatenate([[0], np.cumsum(np.bincount(client))])), names
 

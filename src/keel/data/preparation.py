@@ -32,6 +32,19 @@ class AsStored:
 
 
 @dataclass(frozen=True)
+class ChannelsLast:
+    """Another preparation's images in the memory layout that convolutions are fastest on."""
+
+    inner: Preparation
+
+    def draw(self, examples: int, stream: np.random.Generator) -> np.ndarray | None:
+        return self.inner.draw(examples, stream)
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        return self.inner(inputs, choices).contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
 class Tokens:
     """Characters or words, stored in as few bytes as they need."""
 

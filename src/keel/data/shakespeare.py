@@ -5,6 +5,7 @@ All that is said lies in one array of characters, and the samples are views of i
 
 import re
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,11 @@ ADDRESS = "https://www.gutenberg.org/files/100/old/1994-01-100.zip"
 FILE = "shakespeare/gutenberg100.txt"
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
+FRACTION = 0.8
 ROLES, SAMPLES = 1_129, 4_226_158
 """LEAF's published numbers."""
+LINES = "c05a4736a3fe7a0d294c125bdfdf96f4cf47d1dc4183b8647718b857c2038735"
+"""SHA-256 of all that is said."""
 
 _AUTHOR = "by William Shakespeare"
 _END = 124_196  # of the plays: poems follow
@@ -36,13 +40,15 @@ _NUMBERS[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULAR
 
 
 def shakespeare(
-    *, source: Literal["gutenberg", "leaf"] = "gutenberg", fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    *, source: Literal["gutenberg", "leaf"] = "gutenberg", fraction: Annotated[float, Field(gt=0, lt=1)] = FRACTION
 ) -> Pool:
     """Next character of a role's lines: with four fifths to train on, 799 roles and 3,335,126 samples.
 
     LEAF's own json ("leaf") is split already; `fraction` is for Gutenberg's text.
     """
     if source == "leaf":
+        if fraction != FRACTION:
+            raise KeelError(f"data.fraction: {fraction} is for Gutenberg's text; LEAF's json is split already")
         return leaf.load("shakespeare", samples, len(VOCABULARY), Tokens())
     file = data_folder() / FILE
     if not file.is_file():
@@ -56,6 +62,8 @@ def shakespeare(
                 f"data: {str(file)!r} gives {found[0]:,} roles and {found[1]:,} samples by LEAF's rules; "
                 f"accepted: {ROLES:,} and {SAMPLES:,}, as 100.txt of {ADDRESS} does"
             )
+        if (digest := sha256("\n".join(said.values()).encode()).hexdigest()) != LINES:
+            raise KeelError(f"data: {str(file)!r} gives other lines than Gutenberg's text (SHA-256 {digest})")
         arrays = windows([encode(text, file) for text in said.values()], fraction)
         if not len(arrays["test_keys"]):
             raise KeelError(f"data.fraction: {fraction} leaves no role a test sample; accepted: less")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -62,15 +61,18 @@ def prepared(
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     identity = json.dumps([FORMAT, name, sorted(settings.items()), stamps])
     place = data_folder() / "prepared" / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{place}.lock"):  # several runs may start at once; one prepares
-        if not place.is_dir():
-            _make(place, make)
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{place}.lock"):  # several runs may start at once; one prepares
+            if not place.is_dir():
+                _make(place, make)
     return _open(place)
 
 
 def _make(place: Path, make: Callable[[Path], dict[str, Any]]) -> None:
-    aside = Path(mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    aside = place.with_name(f".{place.name}.new")
+    rmtree(aside, ignore_errors=True)  # what a kill left behind
+    aside.mkdir()
     try:
         facts = make(aside)
         files = sorted(aside.glob("*.npy"))
@@ -80,16 +82,19 @@ def _make(place: Path, make: Callable[[Path], dict[str, Any]]) -> None:
             "stamps": {file.stem: _stamp(file) for file in files},
         }
         (aside / "contents.json").write_text(json.dumps(contents), encoding="utf-8")
-        aside.chmod(0o755)
         aside.rename(place)
     finally:
         rmtree(aside, ignore_errors=True)
 
 
 def _open(place: Path) -> Prepared:
-    contents = json.loads((place / "contents.json").read_text(encoding="utf-8"))
+    try:
+        contents = json.loads((place / "contents.json").read_text(encoding="utf-8"))
+        digests = contents["sha256"].items()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise KeelError(f"data: {str(place)!r} is damaged ({error}); remove it and it is prepared again") from None
     arrays = {}
-    for name, digest in contents["sha256"].items():
+    for name, digest in digests:
         file = place / f"{name}.npy"
         large = file.is_file() and file.stat().st_size > ALWAYS_HASHED
         trusted = large and _stamp(file) == contents["stamps"][name]

@@ -1,27 +1,42 @@
 """The engines, and the rule that chooses one: by the task alone, never by a clock, so that equal specs agree."""
 
-from collections.abc import Callable
-
-from torch import nn
+import os
+import sys
 
 from keel.engines.base import Engine, Problem, RoundWork
+from keel.engines.batched import is_plain
 from keel.engines.cohort import Cohort
+from keel.engines.pool import Pool
 from keel.engines.serial import Serial
+from keel.errors import KeelError
 from keel.task import Task, per_example_cross_entropy
 
-ENGINES: dict[str, Callable[[Problem], Engine]] = {"serial": Serial, "cohort": Cohort}
-
+FORKS = sys.platform == "linux"
+"""Whether processes can be forked with PyTorch in them."""
 COHORT_PARAMETERS = 200_000
 """Above this the arithmetic of one client fills a core and batching no longer pays."""
-_BATCHABLE = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LayerNorm)
 
 
-def make_engine(name: str, problem: Problem) -> Engine:
-    return ENGINES[choose(name, problem.task)](problem)
+def make_engine(name: str, problem: Problem, workers: int | None = None) -> Engine:
+    """The engine of that name; `workers` of the pool, one for each core by default."""
+    match choose(name, problem.task):
+        case "cohort":
+            return Cohort(problem)
+        case "pool":
+            if not FORKS:
+                raise KeelError("engine.name: 'pool' needs Linux, where processes fork; accepted: 'serial', 'cohort'")
+            return Pool(problem, workers or cores())
+        case _:
+            return Serial(problem)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def choose(name: str, task: Task) -> str:
-    """`name`, or for "auto": cohort for small models of plain layers, serial for the rest.
+    """`name`, or for "auto": cohort for small models of plain layers, for the rest pool (serial where none can be).
 
     A forward pass or a loss of the user's own may branch on its values, which a batched program cannot: there cohort
     has to be asked for by name.
@@ -29,8 +44,9 @@ def choose(name: str, task: Task) -> str:
     if name != "auto":
         return name
     small = sum(p.numel() for p in task.module.parameters()) <= COHORT_PARAMETERS
-    plain = all(type(part) in _BATCHABLE for part in task.module.modules())
-    return "cohort" if small and plain and task.loss is per_example_cross_entropy else "serial"
+    if small and is_plain(task.module) and task.loss is per_example_cross_entropy:
+        return "cohort"
+    return "pool" if FORKS else "serial"
 
 
-__all__ = ["ENGINES", "Engine", "Problem", "RoundWork", "choose", "make_engine"]
+__all__ = ["Engine", "Problem", "RoundWork", "choose", "make_engine"]

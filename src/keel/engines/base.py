@@ -9,6 +9,7 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message
 from keel.client import ClientResult, Recipe
+from keel.evaluation import Evaluator
 from keel.task import Task
 
 
@@ -29,13 +30,35 @@ class Problem:
 
     task: Task
     recipe: Recipe
+    local_buffers: bool = False
 
 
 class Engine(Protocol):
     name: str
+    evaluator: Evaluator
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         """The clients' messages of the first phase, for algorithms that have one, in the order of the cohort."""
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         """The clients' results, in the order of the cohort, each as soon as it is needed."""
+
+    def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
+        """What Evaluator.measure gives for each part of the test examples, in their order."""
+
+    def close(self) -> None:
+        """Gives back what the engine holds."""
+
+
+class InProcess:
+    """Measures in this process."""
+
+    def __init__(self, problem: Problem):
+        self.evaluator = Evaluator(problem.task, problem.local_buffers)
+
+    def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
+        self.evaluator.look_at(theta, buffers)
+        return map(self.evaluator.measure, range(len(self.evaluator.parts)))
+
+    def close(self) -> None:
+        pass

@@ -1,10 +1,11 @@
 """The whole cohort as one batched program, for models so small that Python overhead rules.
 
-The weights are one (clients, parameters) matrix. The forward pass is vmapped over its rows, the backward pass is
-ordinary autograd, and the algorithm's own functions run on the rows at once. Agrees with `serial` to rounding.
+The weights are one (clients, parameters) matrix. The forward pass of plain layers is written for all its rows, that
+of other modules is vmapped over them; the backward pass is ordinary autograd, and the algorithm's own functions run on
+the rows at once. Agrees with `serial` to rounding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -13,21 +14,25 @@ from torch.func import vmap
 
 from keel.algorithms.base import Context, Memory, Message, Path
 from keel.client import ClientResult, Seen, clipped, descend
-from keel.engines.base import Problem, RoundWork
+from keel.engines.base import InProcess, Problem, RoundWork
+from keel.engines.batched import Forward, batched, is_plain
 from keel.errors import KeelError
 from keel.params import FlatModel
+from keel.task import per_example_cross_entropy
 
 Minibatches = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and each example's share in its client's mean; a row per client."""
 
 
-class Cohort:
+class Cohort(InProcess):
     name = "cohort"
 
     def __init__(self, problem: Problem):
+        super().__init__(problem)
         self.recipe, self.data = problem.recipe, problem.task.data
         self.model, self.moving = FlatModel(problem.task.module), problem.task.moving
-        self._losses = vmap(self._loss)
+        plain = is_plain(self.model.module) and self.recipe.loss is per_example_cross_entropy
+        self._losses = self._plain_losses(batched(self.model)) if plain else vmap(self._loss)
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
@@ -127,6 +132,14 @@ class Cohort:
         losses = self._losses(leaf, *minibatches)
         (gradients,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradients
+
+    def _plain_losses(self, forward: Forward) -> Callable[..., Tensor]:
+        def losses(weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+            outputs = forward(weights, inputs)
+            each = per_example_cross_entropy(outputs.flatten(0, 1), targets.flatten())
+            return (each.view_as(shares) * shares).sum(1)
+
+        return losses
 
     def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
         return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()

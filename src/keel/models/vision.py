@@ -94,6 +94,14 @@ class Logits(nn.Module):
         return self.network(images).logits
 
 
+class FrozenBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation that keeps its statistics, in training too."""
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
+        super().train(False)
+        return self
+
+
 def _library(model: str) -> Any:
     """transformers, which few runs need and which takes seconds to import."""
     try:
@@ -174,6 +182,9 @@ def _frozen(network: nn.Module, prefixes: list[str]) -> nn.Module:
             raise KeelError(f"model.freeze: {prefix!r} names no parameters; accepted: {names}, or a part of one")
         for parameter in below:
             parameter.requires_grad_(False)
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d) and not any(p.requires_grad for p in part.parameters()):
+            part.__class__ = FrozenBatchNorm2d
     return network
 
 

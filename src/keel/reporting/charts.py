@@ -61,8 +61,8 @@ def who_holds_what(told: dict[str, Any]) -> alt.Chart:
     """Clients by classes: the share of a client's examples that each class has."""
     picture = told["picture"]
     values = [
-        {"client": str(client), "class": str(label), "examples": count, "share": round(count / sum(row), 3)}
-        for client, row in zip(picture["clients"], picture["counts"], strict=True)
+        {"client": str(client), "class": str(label), "examples": count, "share": round(count / total, 3)}
+        for client, row, total in zip(picture["clients"], picture["counts"], picture["examples"], strict=True)
         for label, count in zip(picture["classes"], row, strict=True)
         if count
     ]

@@ -78,7 +78,7 @@ def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
     lines = []
     for place in np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int):
         counts = np.array(rows[place])
-        share = [counts[group].sum() / max(1, counts.sum()) for group in groups]
+        share = [counts[group].sum() / max(1, told["picture"]["examples"][place]) for group in groups]
         shades = "".join(SHADES[min(4, ceil(4 * part))] * wide for part in share)
         lines.append(f"{told['picture']['clients'][place]:>10}  {shades}")
     return "\n".join([f"{'client':>10}  classes {classes[0]} to {classes[-1]}", *lines])

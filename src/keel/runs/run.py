@@ -212,12 +212,11 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
 
 
 def _result(folder: RunFolder, training: Training, position: Position) -> Run:
-    model = training.evaluate.model
-    model.weights.copy_(position.server["theta"])
-    model.set_buffers(position.buffers)
+    evaluator = training.engine.evaluator
+    evaluator.look_at(position.server["theta"], position.buffers)
     summary = folder.summary
     assert summary is not None
-    return Run(folder.path, summary, model.module.eval())
+    return Run(folder.path, summary, evaluator.model.module)
 
 
 def summarize(folder: RunFolder, training: Training, position: Position, status: str) -> dict[str, Any]:
@@ -237,7 +236,7 @@ def summarize(folder: RunFolder, training: Training, position: Position, status:
         "engine": training.engine.name,
         "seed": spec.seed,
         "parameters": training.parameters,
-        "model_sha256": fingerprint(position.server["theta"]),
+        "model_sha256": fingerprint(position.server["theta"], position.buffers),
     }
 
 

@@ -116,7 +116,8 @@ class EvaluationSpec(_Table):
 
 
 class EngineSpec(_Table):
-    name: Literal["auto", "serial", "cohort"] = "auto"
+    name: Literal["auto", "serial", "cohort", "pool"] = "auto"
+    workers: Count | None = None
 
 
 def _algorithm(value: Any) -> Algorithm:
@@ -248,7 +249,10 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
         full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # the last rounds of a short run are fewer
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
-    if "keys" in full["data"]:
+    given_data = given.get("data", {})
+    if "alpha" in given_data and "partition" not in given_data:
+        full["data"]["partition"] = "dirichlet"
+    elif "keys" in given_data:
         full["data"].setdefault("partition", "key")
     if full["data"].get("partition") != "key" and "min_examples" not in given.get("data", {}):
         full["data"].pop("min_examples", None)  # which goes with natural clients
