@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from keel.algorithms import make_algorithm
-from keel.engines import choose
+from keel.engines import FORKS, choose
 from keel.models import build
 from keel.params import Loss
 from keel.rounds import Training
@@ -51,12 +51,13 @@ def test_the_engine_is_chosen_by_the_task() -> None:
     def chosen(module: torch.nn.Module, name: str = "auto", loss: Loss = per_example_cross_entropy) -> str:
         return choose(name, Task(module, uneven_data(), loss))
 
+    others = "pool" if FORKS else "serial"
     assert chosen(build("mlp", (64,), 10, {})) == "cohort"
-    assert chosen(build("mlp", (64,), 10, {"hidden": [4000]})) == "serial"
-    assert chosen(torch.nn.Conv2d(1, 1, 1)) == "serial"
-    assert chosen(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == "serial"
+    assert chosen(build("mlp", (64,), 10, {"hidden": [4000]})) == others
+    assert chosen(torch.nn.Conv2d(1, 1, 1)) == others
+    assert chosen(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == others
     assert chosen(build("mlp", (64,), 10, {}), name="serial") == "serial"
-    assert chosen(build("mlp", (64,), 10, {}), loss=lambda outputs, targets: outputs[:, 0]) == "serial"
+    assert chosen(build("mlp", (64,), 10, {}), loss=lambda outputs, targets: outputs[:, 0]) == others
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "cyclic", "weighted"])

@@ -16,7 +16,7 @@ from keel.algorithms.base import Algorithm, ClientContext, Context, Memory, Mess
 from keel.algorithms.base import Path as LocalPath
 from keel.client import ClientResult
 from keel.engines import RoundWork
-from keel.rounds import Position, Training
+from keel.rounds import Position, Record, Training
 from keel.runs.folder import RunFolder
 from tests.conftest import records_of, uneven_training
 from tests.contract.own import Lookahead
@@ -98,6 +98,25 @@ def test_no_input_is_changed(cls: type[Algorithm], engine: str) -> None:
 def test_equal_seeds_give_equal_bits(cls: type[Algorithm]) -> None:
     (_, one), (_, two) = trained(cls), trained(cls)
     assert torch.equal(one.server["theta"], two.server["theta"])
+
+
+@every_algorithm
+def test_pool_gives_the_bits_of_serial_whatever_the_number_of_workers(cls: type[Algorithm]) -> None:
+    reference = uneven_training({"algorithm": cls(), "rounds": 8})
+    position = reference.start()
+    records: list[Record] = []
+    reference.run(position, [lambda record, *_: records.append(record)])
+    for workers in (1, 3):
+        pool = uneven_training({"algorithm": cls(), "rounds": 8, "engine": {"name": "pool", "workers": workers}})
+        other = pool.start()
+        again: list[Record] = []
+        pool.run(other, [lambda record, *_, again=again: again.append(record)])
+        assert again == records
+        assert other.server.keys() == position.server.keys()
+        assert all(torch.equal(other.server[name], value) for name, value in position.server.items())
+        assert other.memories.keys() == position.memories.keys()
+        for client, memory in position.memories.items():
+            assert all(torch.equal(other.memories[client][name], value) for name, value in memory.items())
 
 
 @every_algorithm
@@ -192,7 +211,7 @@ def test_a_client_that_comes_back_after_a_hundred_rounds_goes_on_from_its_memory
 
 
 @every_algorithm
-@pytest.mark.parametrize("engine", ["serial", "cohort"])
+@pytest.mark.parametrize("engine", ["serial", "cohort", "pool"])
 def test_reports_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: str) -> None:
     if cls.pooled:
         pytest.skip("has one client")
@@ -212,3 +231,4 @@ def test_reports_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
         assert result.steps == alone[client].steps
         for name, value in result.message.items():
             torch.testing.assert_close(value, alone[client].message[name], rtol=1e-4, atol=1e-6)
+    training.engine.close()
