@@ -66,6 +66,8 @@ class Recipe:
 
     def choices(self, examples: list[int], purpose: str, round: int, client: int) -> list[np.ndarray | None]:
         """What chance does to the examples of each minibatch, from their numbers."""
+        if not self.prepare.random:
+            return [None] * len(examples)
         drawn = self.prepare.draw(sum(examples), draws(self.seed, purpose, round, client))
         if drawn is None:
             return [None] * len(examples)

@@ -1,43 +1,51 @@
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from keel.engines.batched import batched, is_plain
+from keel.engines.batched import Chain, is_chain
 from keel.params import FlatModel
 
 MODULES = {
     "linear": nn.Linear(6, 3),
     "no bias": nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)),
-    "nested": nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(6, 4), nn.GELU()), nn.Linear(4, 3)),
-    "norm": nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3)),
-    "norm without weights": nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3), nn.Sigmoid()),
-    "norm over two": nn.Sequential(nn.LayerNorm((2, 3)), nn.Flatten(), nn.Linear(6, 3)),
+    "nested": nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(6, 4), nn.Sigmoid()), nn.Linear(4, 3)),
+    "deep": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.ReLU()),
     "deep rows": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
 }
 
 
+def naive(model: FlatModel, weights: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, shares: torch.Tensor):
+    """One client after the other, by automatic differentiation."""
+    losses, gradients = [], []
+    for row in range(len(weights)):
+        leaf = weights[row].clone().requires_grad_()
+        each = cross_entropy(model.at(leaf, inputs[row]), targets[row], reduction="none")
+        loss = (each * shares[row]).sum()
+        losses.append(loss.detach())
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    return torch.stack(losses), torch.stack(gradients)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", MODULES)
-def test_each_row_is_the_module_with_that_rows_weights(name: str) -> None:
+def test_each_row_is_the_module_with_that_rows_weights(name: str, frozen: bool) -> None:
     torch.manual_seed(0)
-    module = MODULES[name]
+    module = deepcopy(MODULES[name])
+    if frozen:
+        next(module.parameters()).requires_grad_(False)
     model = FlatModel(module)
     weights = model.weights + 0.3 * torch.randn(4, model.size)
-    shape = (2, 3) if name in ("norm over two", "deep rows", "nested") else (6,)
-    inputs = torch.randn(4, 5, *shape)
-    assert is_plain(module)
-    outputs = batched(model)(weights, inputs)
-    for row in range(4):
-        torch.testing.assert_close(outputs[row], model.at(weights[row], inputs[row]))
-
-
-def test_frozen_parameters_are_everybodys() -> None:
-    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    module[0].requires_grad_(False)
-    model = FlatModel(module)
-    weights, inputs = torch.randn(2, model.size), torch.randn(2, 5, 6)
-    outputs = batched(model)(weights, inputs)
-    for row in range(2):
-        torch.testing.assert_close(outputs[row], model.at(weights[row], inputs[row]))
+    shape = (2, 3) if name in ("deep rows", "nested") else (6,)
+    inputs, targets = torch.randn(4, 5, *shape), torch.randint(0, 3, (4, 5))
+    shares = torch.rand(4, 5)
+    assert is_chain(module)
+    for found, expected in zip(
+        Chain(model)(weights, inputs, targets, shares), naive(model, weights, inputs, targets, shares), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
 
 
 def test_what_is_not_a_plain_chain_is_left_to_vmap() -> None:
@@ -45,4 +53,4 @@ def test_what_is_not_a_plain_chain_is_left_to_vmap() -> None:
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     tied[1].weight = tied[0].weight
     others = [nn.Sequential(twice, twice), tied, nn.Conv2d(1, 1, 1), nn.Sequential(nn.Flatten(0), nn.Linear(6, 3))]
-    assert not any(map(is_plain, [*others, nn.Sequential(nn.Linear(6, 6), nn.Dropout())]))
+    assert not any(map(is_chain, [*others, nn.Sequential(nn.Linear(6, 6), nn.Dropout())]))

@@ -13,6 +13,10 @@ from torch.nn.functional import pad
 
 
 class Preparation(Protocol):
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn."""
+
     def draw(self, examples: int, stream: np.random.Generator) -> np.ndarray | None:
         """What training leaves to chance for so many examples, a row for each; None where nothing is."""
 
@@ -23,6 +27,8 @@ class Preparation(Protocol):
 @dataclass(frozen=True)
 class AsStored:
     """Float inputs that are the model's already."""
+
+    random = False
 
     def draw(self, examples: int, stream: np.random.Generator) -> None:
         return None
@@ -37,6 +43,10 @@ class ChannelsLast:
 
     inner: Preparation
 
+    @property
+    def random(self) -> bool:
+        return self.inner.random
+
     def draw(self, examples: int, stream: np.random.Generator) -> np.ndarray | None:
         return self.inner.draw(examples, stream)
 
@@ -47,6 +57,8 @@ class ChannelsLast:
 @dataclass(frozen=True)
 class Tokens:
     """Characters or words, stored in as few bytes as they need."""
+
+    random = False
 
     def draw(self, examples: int, stream: np.random.Generator) -> None:
         return None
@@ -66,6 +78,10 @@ class Pixels:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     margin: int = 0
+
+    @property
+    def random(self) -> bool:
+        return self.margin > 0
 
     def draw(self, examples: int, stream: np.random.Generator) -> np.ndarray | None:
         if not self.margin:

@@ -4,7 +4,7 @@ import os
 import sys
 
 from keel.engines.base import Engine, Problem, RoundWork
-from keel.engines.batched import is_plain
+from keel.engines.batched import is_chain
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
 from keel.engines.serial import Serial
@@ -44,7 +44,7 @@ def choose(name: str, task: Task) -> str:
     if name != "auto":
         return name
     small = sum(p.numel() for p in task.module.parameters()) <= COHORT_PARAMETERS
-    if small and is_plain(task.module) and task.loss is per_example_cross_entropy:
+    if small and is_chain(task.module) and task.loss is per_example_cross_entropy:
         return "cohort"
     return "pool" if FORKS else "serial"
 

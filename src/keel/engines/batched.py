@@ -1,80 +1,105 @@
-"""Plain layers for many clients at once: the same layer with each client's own weights, as one batched operation."""
+"""Chains of plain layers for many clients at once: losses and gradients, each client with its own weights.
+
+Forward and backward pass are written out as batched operations. For models this small, what automatic differentiation
+does around the arithmetic would cost more than the arithmetic.
+"""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 
 from keel.params import FlatModel
 
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU)
-PLAIN = (nn.Sequential, nn.Flatten, nn.Linear, nn.LayerNorm, *ELEMENTWISE)
+BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
+    nn.ReLU: lambda upstream, outputs: torch.ops.aten.threshold_backward(upstream, outputs, 0),
+    nn.Tanh: torch.ops.aten.tanh_backward,
+    nn.Sigmoid: torch.ops.aten.sigmoid_backward,
+}
+"""Of the layers without weights: the gradient before the layer from that after it and the layer's outputs."""
 
-Forward = Callable[[Tensor, Tensor], Tensor]
-"""(clients, parameters) weights and (clients, batch, ...) inputs to (clients, batch, ...) outputs."""
 
-
-def is_plain(module: nn.Module) -> bool:
+def is_chain(module: nn.Module) -> bool:
     """Whether a module is a chain of layers that are known here, each used once."""
     parts = list(module.modules())
+    known = all(type(part) in (nn.Sequential, nn.Flatten, nn.Linear, *BACKWARD) for part in parts)
     flat = all((part.start_dim, part.end_dim) == (1, -1) for part in parts if isinstance(part, nn.Flatten))
-    return all(type(part) in PLAIN for part in parts) and flat and not _reused(module)
+    return known and flat and not _reused(module)
 
 
-def batched(model: FlatModel) -> Forward:
-    """The forward pass of a plain module."""
-    offsets = dict(zip(model.names, accumulate([0, *model.sizes]), strict=False))
-    layers = list(_chain(model.module, ""))
+class Chain:
+    """Cross entropy and its gradients for a chain of layers.
 
-    def forward(weights: Tensor, inputs: Tensor) -> Tensor:
-        # One split, whose backward pass is one concatenation.
-        parts = dict(zip(offsets, torch.split(weights, model.sizes, dim=1), strict=True))
+    `weights` has a row for each client, `inputs`, `targets` and `shares` (of each example in its client's mean) a row
+    of examples for each.
+    """
 
-        def own(layer: nn.Module, prefix: str, name: str) -> Tensor:
-            """A parameter with a row for each client; a frozen one is everybody's."""
-            shared = getattr(layer, name)
-            if (part := parts.get(f"{prefix}{name}")) is None:
-                return shared.detach().expand(len(weights), *shared.shape)
-            return part.view(len(weights), *shared.shape)
+    def __init__(self, model: FlatModel):
+        self.sizes = model.sizes
+        self.layers = list(_layers(model.module, ""))
+        self.place = {name: number for number, name in enumerate(model.names)}
 
-        outputs = inputs
-        for prefix, layer in layers:
-            match layer:
-                case nn.Flatten():
-                    outputs = outputs.flatten(2)
-                case nn.Linear():
-                    rows = outputs.flatten(1, -2)
-                    weight = own(layer, prefix, "weight").transpose(1, 2)
-                    if layer.bias is None:
-                        rows = torch.bmm(rows, weight)
-                    else:
-                        rows = torch.baddbmm(own(layer, prefix, "bias").unsqueeze(1), rows, weight)
-                    outputs = rows.view(*outputs.shape[:-1], layer.out_features)
-                case nn.LayerNorm():
-                    outputs = layer_norm(outputs, layer.normalized_shape, eps=layer.eps)
-                    if layer.elementwise_affine:
-                        middle = (1,) * (outputs.dim() - 1 - len(layer.normalized_shape))
-                        outputs = outputs * _spread(own(layer, prefix, "weight"), middle)
-                        if layer.bias is not None:
-                            outputs = outputs + _spread(own(layer, prefix, "bias"), middle)
-                case _:
-                    outputs = layer(outputs)
-        return outputs
+    def __call__(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Each client's loss and gradient."""
+        own = torch.split(weights, self.sizes, dim=1)
+        outputs, seen = inputs, []
+        for prefix, layer in self.layers:
+            before = outputs
+            if isinstance(layer, nn.Linear):
+                outputs = self._linear(own, prefix, layer, before)
+            else:
+                outputs = before.flatten(2) if isinstance(layer, nn.Flatten) else layer(before)
+            seen.append((before, outputs))
+        logs = torch.log_softmax(outputs, 2)
+        right = targets.unsqueeze(2)
+        losses = -(logs.gather(2, right).squeeze(2) * shares).sum(1)
+        upstream = logs.exp_().scatter_add_(2, right, torch.full_like(right, -1, dtype=torch.float32))
+        return losses, self._backward(weights, own, seen, upstream.mul_(shares.unsqueeze(2)))
 
-    return forward
+    def _linear(self, own: tuple[Tensor, ...], prefix: str, layer: nn.Linear, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1, -2)
+        weight = self._parameter(own, prefix, "weight", layer).transpose(1, 2)
+        if layer.bias is None:
+            rows = torch.bmm(rows, weight)
+        else:
+            rows = torch.baddbmm(self._parameter(own, prefix, "bias", layer).unsqueeze(1), rows, weight)
+        return rows.view(*inputs.shape[:-1], layer.out_features)
+
+    def _backward(
+        self, weights: Tensor, own: tuple[Tensor, ...], seen: list[tuple[Tensor, Tensor]], upstream: Tensor
+    ) -> Tensor:
+        gradients = torch.empty_like(weights)
+        parts = torch.split(gradients, self.sizes, dim=1)
+        for (prefix, layer), (before, after) in zip(reversed(self.layers), reversed(seen), strict=True):
+            if isinstance(layer, nn.Linear):
+                rows = upstream.flatten(1, -2)
+                if (place := self.place.get(f"{prefix}weight")) is not None:
+                    product = torch.bmm(rows.transpose(1, 2), before.flatten(1, -2))
+                    parts[place].view_as(product).copy_(product)
+                if (place := self.place.get(f"{prefix}bias")) is not None:
+                    torch.sum(rows, 1, out=parts[place])
+                if layer is not self.layers[0][1]:
+                    weight = self._parameter(own, prefix, "weight", layer)
+                    upstream = torch.bmm(rows, weight).view_as(before)
+            elif isinstance(layer, nn.Flatten):
+                upstream = upstream.view_as(before)
+            else:
+                upstream = BACKWARD[type(layer)](upstream, after)
+        return gradients
+
+    def _parameter(self, own: tuple[Tensor, ...], prefix: str, name: str, layer: nn.Linear) -> Tensor:
+        """With a row for each client; a frozen one is everybody's."""
+        shape = getattr(layer, name).shape
+        if (place := self.place.get(f"{prefix}{name}")) is None:
+            return getattr(layer, name).detach().expand(len(own[0]), *shape)
+        return own[place].view(len(own[0]), *shape)
 
 
-def _spread(rows: Tensor, middle: tuple[int, ...]) -> Tensor:
-    return rows.view(len(rows), *middle, *rows.shape[1:])
-
-
-def _chain(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def _layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """The layers in the order in which a chain runs them, with what their parameters' names begin with."""
     if isinstance(module, nn.Sequential):
         for name, child in module.named_children():
-            yield from _chain(child, f"{prefix}{name}.")
+            yield from _layers(child, f"{prefix}{name}.")
     else:
         yield prefix, module
 

@@ -1,11 +1,13 @@
 """The whole cohort as one batched program, for models so small that Python overhead rules.
 
-The weights are one (clients, parameters) matrix. The forward pass of plain layers is written for all its rows, that
-of other modules is vmapped over them; the backward pass is ordinary autograd, and the algorithm's own functions run on
-the rows at once. Agrees with `serial` to rounding.
+The weights are one (clients, parameters) matrix. Chains of plain layers are written out for all its rows; the forward
+pass of other modules is vmapped over them, with ordinary autograd behind it. The algorithm's own functions run on the
+rows at once. Agrees with `serial` to rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -15,13 +17,45 @@ from torch.func import vmap
 from keel.algorithms.base import Context, Memory, Message, Path
 from keel.client import ClientResult, Seen, clipped, descend
 from keel.engines.base import InProcess, Problem, RoundWork
-from keel.engines.batched import Forward, batched, is_plain
+from keel.engines.batched import Chain, is_chain
 from keel.errors import KeelError
 from keel.params import FlatModel
 from keel.task import per_example_cross_entropy
 
 Minibatches = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and each example's share in its client's mean; a row per client."""
+
+
+GATHERED = 1 << 22
+"""Numbers of inputs that are gathered at a time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The minibatches of a round: all examples one after another, and how many each client's each step has."""
+
+    examples: np.ndarray
+    choices: np.ndarray | None
+    sizes: np.ndarray
+    """A row for each client, a column for each step; 0 after a client's last."""
+
+    @classmethod
+    def of(cls, examples: list[np.ndarray], choices: list[np.ndarray | None], sizes: list[list[int]]) -> "Plan":
+        table = np.zeros((len(sizes), max(map(len, sizes))), dtype=np.int64)
+        for row, own in enumerate(sizes):
+            table[row, : len(own)] = own
+        drawn = [each for each in choices if each is not None]
+        return cls(np.concatenate(examples), np.concatenate(drawn) if drawn else None, table)
+
+    @property
+    def steps(self) -> np.ndarray:
+        return (self.sizes > 0).sum(1)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each minibatch begins."""
+        ends = np.cumsum(self.sizes.reshape(-1)).reshape(self.sizes.shape)
+        return ends - self.sizes
 
 
 class Cohort(InProcess):
@@ -31,8 +65,9 @@ class Cohort(InProcess):
         super().__init__(problem)
         self.recipe, self.data = problem.recipe, problem.task.data
         self.model, self.moving = FlatModel(problem.task.module), problem.task.moving
-        plain = is_plain(self.model.module) and self.recipe.loss is per_example_cross_entropy
-        self._losses = self._plain_losses(batched(self.model)) if plain else vmap(self._loss)
+        chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
+        self._chain = Chain(self.model) if chain else None
+        self._losses = vmap(self._loss)
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
@@ -42,14 +77,9 @@ class Cohort(InProcess):
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         algorithm, local = self.recipe.algorithm, self.recipe.work
-        batches, choices = [], []
-        for client in work.cohort.tolist():
-            held = self.data.partition[client]
-            own = [held[batch] for batch in self.recipe.minibatches(len(held), work.ctx.round, client)]
-            batches.append(own)
-            choices.append(self.recipe.choices([len(b) for b in own], "preparation", work.ctx.round, client))
+        plan = self._plan(work)
+        steps = plan.steps
         # Longest first, so that those still at work are always the first rows: no client waits or is padded.
-        steps = np.array([len(client_batches) for client_batches in batches])
         order = np.argsort(-steps, kind="stable")
         memory = _stacked([work.memories[i] for i in order])
         column = torch.from_numpy(steps[order]).float()[:, None]
@@ -60,12 +90,8 @@ class Cohort(InProcess):
             full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(torch.zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-        for step in range(steps.max()):
-            active = slice(int((steps > step).sum()))
-            rows_at_work = order[active]
-            minibatches = self._minibatches(
-                [batches[i][step] for i in rows_at_work], [choices[i][step] for i in rows_at_work]
-            )
+        for minibatches in self._minibatches(plan, order):
+            active = slice(len(minibatches[2]))
             rows = w[active]
             seen.begin_step(active)
 
@@ -94,52 +120,73 @@ class Cohort(InProcess):
         if self.moving:
             changed = f"a buffer that training changes ({self.moving[0]})"
             raise KeelError(f"engine.name: 'cohort' cannot keep {changed}; accepted: 'serial'")
+        plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
-            self._gradients(rows, self._minibatches([self.data.partition[0][:1]] * 2, [None] * 2))
+            self._gradients(rows, next(self._minibatches(plan, np.arange(2))))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
                 f"engine.name: 'cohort' cannot run this model as one program ({reason}); accepted: 'serial'"
             ) from error
 
+    def _plan(self, work: RoundWork) -> "Plan":
+        """Every minibatch of the round."""
+        examples, choices, sizes = [], [], []
+        for client in work.cohort.tolist():
+            held = self.data.partition[client]
+            batches = self.recipe.minibatches(len(held), work.ctx.round, client)
+            sizes.append([len(batch) for batch in batches])
+            examples.append(held[np.concatenate(batches)])
+            choices += self.recipe.choices([sum(sizes[-1])], "preparation", work.ctx.round, client)
+        return Plan.of(examples, choices, sizes)
+
     def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
         """Each client's gradient over all its examples, some examples at a time."""
-        held = [self.data.partition[client] for client in cohort.tolist()]
-        choices = [
-            self.recipe.choices([len(mine)], "full preparation", ctx.round, client)[0]
-            for mine, client in zip(held, cohort.tolist(), strict=True)
-        ]
-        whole = self._minibatches(held, choices)
+        examples, choices = [], []
+        for client in cohort.tolist():
+            examples.append(self.data.partition[client])
+            choices += self.recipe.choices([len(examples[-1])], "full preparation", ctx.round, client)
+        plan = Plan.of(examples, choices, [[len(mine)] for mine in examples])
+        (whole,) = self._minibatches(plan, np.arange(len(cohort)))
         total = torch.zeros_like(theta)
         for chunk in zip(*(torch.split(part, self.recipe.chunk, dim=1) for part in whole), strict=True):
             total += self._gradients(theta, chunk)[1]
         return total
 
-    def _minibatches(self, batches: list[np.ndarray], choices: list[np.ndarray | None]) -> Minibatches:
-        indices = _padded(batches)
-        rows = self.data.train[indices.reshape(-1)]
-        drawn = [c for c in choices if c is not None]
-        inputs = self.data.prepare(rows.inputs, _padded(drawn).reshape(len(rows), -1) if drawn else None)
+    def _minibatches(self, plan: "Plan", order: np.ndarray) -> Iterator[Minibatches]:
+        """Each step's minibatches of the clients that are still at work, gathered for some steps at a time."""
+        sizes, steps = plan.sizes[order], plan.steps[order]
+        starts = plan.starts[order]
+        places = np.arange(sizes.max())
+        at_once = max(1, GATHERED // (len(order) * len(places) * prod(self.data.input_shape)))
+        for first in range(0, sizes.shape[1], at_once):
+            block = slice(first, first + at_once)
+            rows = int((steps > first).sum())
+            real = places < sizes[:rows, block, None]
+            entries = starts[:rows, block, None] + np.where(real, places, 0)  # filled up with the first example
+            inputs, targets = self._gather(plan, entries)
+            shares = torch.from_numpy((real / np.maximum(1, sizes[:rows, block, None])).astype(np.float32))
+            for step in range(entries.shape[1]):
+                active = int((steps > first + step).sum())
+                yield inputs[:active, step], targets[:active, step], shares[:active, step]
+
+    def _gather(self, plan: "Plan", entries: np.ndarray) -> tuple[Tensor, Tensor]:
+        flat = entries.reshape(-1)
+        rows = self.data.train[plan.examples[flat]]
+        inputs = self.data.prepare(rows.inputs, None if plan.choices is None else plan.choices[flat])
         return (
-            inputs.view(*indices.shape, *inputs.shape[1:]),
-            rows.targets.view(*indices.shape, *rows.targets.shape[1:]),
-            _shares(batches),
+            inputs.view(*entries.shape, *inputs.shape[1:]),
+            rows.targets.view(*entries.shape, *rows.targets.shape[1:]),
         )
 
     def _gradients(self, weights: Tensor, minibatches: Minibatches) -> tuple[Tensor, Tensor]:
         """Each row's loss and gradient."""
+        if self._chain is not None:
+            return self._chain(weights, *minibatches)
         leaf = weights.detach().requires_grad_()
         losses = self._losses(leaf, *minibatches)
         (gradients,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradients
-
-    def _plain_losses(self, forward: Forward) -> Callable[..., Tensor]:
-        def losses(weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-            outputs = forward(weights, inputs)
-            each = per_example_cross_entropy(outputs.flatten(0, 1), targets.flatten())
-            return (each.view_as(shares) * shares).sum(1)
-
-        return losses
 
     def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
         return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()
@@ -152,23 +199,3 @@ def _row(tensors: Message, row: int) -> Message:
 
 def _stacked(memories: list[Memory]) -> Memory:
     return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
-
-
-def _padded(rows: list[np.ndarray]) -> np.ndarray:
-    """Rows of unequal length as one rectangle, each filled up with its first entry."""
-    longest = max(len(row) for row in rows)
-    rectangle = np.empty((len(rows), longest, *rows[0].shape[1:]), dtype=np.int64)
-    rectangle[:] = np.stack([row[0] for row in rows])[:, None]
-    rectangle[_real(rows)] = np.concatenate(rows)
-    return rectangle
-
-
-def _shares(batches: list[np.ndarray]) -> Tensor:
-    """Each example's share in its client's mean; 0 for what fills up."""
-    real = _real(batches)
-    return torch.from_numpy((real / real.sum(1, keepdims=True)).astype(np.float32))
-
-
-def _real(rows: list[np.ndarray]) -> np.ndarray:
-    sizes = np.array([len(row) for row in rows])
-    return np.arange(sizes.max()) < sizes[:, None]
