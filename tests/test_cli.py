@@ -224,7 +224,7 @@ def test_who_holds_what_is_shown(keel: Keel) -> None:
     [
         (["data", "show", "cifar"], "data.name: 'cifar' is not known; did you mean 'cifar10'?"),
         (["data", "get", "cifra10"], "data.name: 'cifra10' is not known; did you mean 'cifar10'?"),
-        (["data", "show", "landmarks"], "federated_train.csv', which is not there; accepted: the file from"),
+        (["data", "show", "landmarks"], "federated_train.csv', which is not there; accepted: http"),
         (["data", "show", "cifar10"], "which is not there; accepted: keel data get cifar10"),
         (["run", "--data", "mnist"], "which is not there; accepted: keel data get mnist"),
     ],

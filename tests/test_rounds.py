@@ -66,7 +66,7 @@ def test_every_sampler_trains_on_every_partition(sampler: str, partition: str) -
     spec = make_spec(
         {
             "rounds": 2,
-            "data": {"partition": partition, "alpha": 0.5},
+            "data": {"partition": partition, **({"alpha": 0.5} if partition == "dirichlet" else {})},
             "model": {"name": "linear"},
             "participation": {"sampler": sampler},
             "evaluation": {"last": 1},

@@ -21,7 +21,9 @@ def moving_buffers(module: nn.Module, before: dict[str, Tensor], policy: BufferP
     """The names of the buffers that a training pass changed. They need a policy."""
     after = dict(module.named_buffers())
     moving = tuple(name for name, buffer in after.items() if not torch.equal(buffer, before[name]))
-    if moving and policy not in ("average", "local"):
+    if moving and policy == "group_norm":
+        raise KeelError(f"model.buffers: 'group_norm', but {moving[0]} is not BatchNorm's; accepted: 'average'")
+    if moving and policy is None:
         raise KeelError(
             f"model.buffers: training changes the buffer {moving[0]}, which is no parameter; accepted: "
             f"{', '.join(map(repr, get_args(BufferPolicy)))} (averaged, kept local, BatchNorm replaced by GroupNorm)"

@@ -1,6 +1,7 @@
 """The command. Imports what is heavy only when a command needs it, so that --help answers at once."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -81,11 +82,12 @@ def run(
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     clients: Annotated[int | None, typer.Option(help="data.clients")] = None,
     alpha: Annotated[float | None, typer.Option(help="data.alpha: 0 is one class per client.")] = None,
+    partition: Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
     lr: Annotated[float | None, typer.Option(help="local.lr")] = None,
     rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
-    engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial or cohort.")] = None,
+    engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort or pool.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one below runs/.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -100,7 +102,7 @@ def run(
 
     options = {
         "algorithm": {"name": algorithm},
-        "data": {"name": data, "clients": clients, "alpha": alpha},
+        "data": {"name": data, "clients": clients, "alpha": alpha, "partition": partition},
         "model": {"name": model},
         "rounds": rounds,
         "local": {"lr": lr},
@@ -220,7 +222,8 @@ def data_list(as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(row["name"], row["title"], row["files"])
     console.print(table)
-    console.print(f"\nData folder: {data_folder()} (KEEL_DATA)", soft_wrap=True)
+    origin = "from KEEL_DATA" if os.environ.get("KEEL_DATA") else "KEEL_DATA would name another"
+    console.print(f"\nData folder: {data_folder()} ({origin})", soft_wrap=True)
 
 
 @data_app.command("get")
@@ -268,13 +271,13 @@ def data_show(
     """
     from keel.data.catalog import find
     from keel.data.holdings import holdings
-    from keel.runs.spec import make_spec, override
+    from keel.runs.spec import make_spec, override, split_of
     from keel.task import load_data
 
     find(name)
     options = {"data": {"name": name, "clients": clients, "alpha": alpha, "partition": partition}, "seed": seed}
     spec = make_spec(override(_with_options({}, options), set_ or []))
-    told = holdings(load_data(spec))
+    told = {**holdings(load_data(spec)), "split": split_of(spec.data)}
     if as_json:
         _print_json(told)
         return
@@ -309,7 +312,8 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
         quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
         console.print(
-            f"{summary['status']} after {summary['rounds']} rounds: accuracy {percent(quality)}, "
+            f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
+            f"accuracy {percent(quality)}, "
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )

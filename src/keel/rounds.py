@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
-from keel.engines import Problem, RoundWork, make_engine
+from keel.engines import Problem, RoundWork, cores, make_engine
 from keel.errors import KeelError
+from keel.memories import Memories, on_disk
 from keel.params import FlatModel
 from keel.runs.spec import Spec
 from keel.sampling import Cyclic, Sampler, Uniform, Weighted
@@ -34,7 +36,7 @@ class Position:
 
     round: int
     server: State
-    memories: dict[int, Memory] = field(default_factory=dict)
+    memories: Memories = field(default_factory=Memories)
     buffers: Tensor | None = None
 
 
@@ -54,7 +56,8 @@ class Training:
         recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
         self.local_buffers = spec.model.buffers == "local"
         problem = Problem(task, recipe, self.local_buffers)
-        self.engine = make_engine(spec.engine.name, problem, workers or spec.engine.workers)
+        self.workers = workers or spec.engine.workers or cores()
+        self.engine = make_engine(spec.engine.name, problem, self.workers)
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()
@@ -64,8 +67,12 @@ class Training:
     def parameters(self) -> int:
         return self.initial.numel()
 
-    def start(self) -> Position:
-        return Position(0, self.spec.algorithm.init_server(self.initial), buffers=self.initial_buffers)
+    def start(self, path: FilePath | None = None) -> Position:
+        return Position(0, self.spec.algorithm.init_server(self.initial), self.memories(path), self.initial_buffers)
+
+    def memories(self, path: FilePath | None = None) -> Memories:
+        """Room for what the clients remember, in a file of that name or in one that vanishes."""
+        return Memories(path, self.spec.memory.precision, self.spec.memory.keep)
 
     def run(self, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool] = lambda: False) -> str:
         """Runs what is left; the answer is finished, diverged or (when `stop` said so) interrupted."""
@@ -95,8 +102,9 @@ class Training:
         weights = self._weights(cohort)
         server = position.server
         received = traffic.down(algorithm.broadcast(server, ctx))
-        memories = [self._memory(position, client) for client in cohort.tolist()]
-        buffers = [position.memories.get(c, {}).get(BUFFERS, position.buffers) for c in cohort.tolist()]
+        known = [position.memories.get(client, {}) for client in cohort.tolist()]
+        memories = [self._memory(kept) for kept in known]
+        buffers = [kept.get(BUFFERS, position.buffers) for kept in known]
         mean = None if position.buffers is None or self.local_buffers else torch.zeros_like(position.buffers)
         if mean is not None:
             traffic.down({BUFFERS: mean})
@@ -132,7 +140,7 @@ class Training:
                 f"algorithm: {type(algorithm).__name__}.aggregate has to return a state whose theta is a model "
                 f"of {self.parameters} parameters"
             )
-        position.round, position.server = t, server
+        position.round, position.server = t, self._within_budget(position, server)
         position.memories.update(kept)
         position.buffers = position.buffers if mean is None else mean
         record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
@@ -147,13 +155,21 @@ class Training:
             record.update(quality)
         return record
 
+    def _within_budget(self, position: Position, server: State) -> State:
+        """The server's state; where it is beyond its budget in RAM, what a round left as it was goes to files."""
+        if sum(map(_bytes, server.values())) <= self.spec.memory.ram_gb * 1e9:
+            return server
+        cold = {id(tensor) for tensor in position.server.values()}
+        folder = None if position.memories.path is None else position.memories.path.parent
+        return {name: on_disk(tensor, folder) if id(tensor) in cold else tensor for name, tensor in server.items()}
+
     def _longest_first(self, cohort: np.ndarray) -> np.ndarray:
         """The cohort's order, which is that of its reports: those who have most to do first, so that no core waits."""
         return cohort[np.argsort(-self.task.data.partition.sizes[cohort], kind="stable")]
 
-    def _memory(self, position: Position, client: int) -> Memory:
+    def _memory(self, known: Memory) -> Memory:
         """What the algorithm keeps for a client."""
-        kept = {name: value for name, value in position.memories.get(client, {}).items() if name != BUFFERS}
+        kept = {name: value for name, value in known.items() if name != BUFFERS}
         return kept or self.spec.algorithm.init_client(self.initial)
 
     def _weights(self, cohort: np.ndarray) -> list[float]:
@@ -221,7 +237,11 @@ class Traffic:
 
 
 def size_in_bytes(message: Message) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in message.values())
+    return sum(map(_bytes, message.values()))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _finite(value: float) -> float | None:

@@ -12,6 +12,10 @@ from keel.randomness import draws
 
 class Sampler(Protocol):
     @property
+    def size(self) -> int:
+        """Clients of a cohort, at the most."""
+
+    @property
     def clients(self) -> int:
         """All of them."""
 

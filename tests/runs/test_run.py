@@ -105,6 +105,7 @@ def test_a_diverged_run_says_so_and_stays_so(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(run_module, "SAVING_SHARE", 0)
     whole = keel.run(SHORT, out=tmp_path / "whole")
     fsync, calls = os.fsync, [0]
 

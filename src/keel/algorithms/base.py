@@ -30,6 +30,11 @@ Tau = Rounds | Literal["period"]
 """A number of rounds, or 1/C whatever the participation is."""
 
 
+def in_rounds(tau: "int | str", period: float) -> int:
+    """tau as a number of rounds."""
+    return tau if isinstance(tau, int) else max(1, round(period))
+
+
 @dataclass(frozen=True)
 class Context:
     """What the server and every client know in round t."""
@@ -50,7 +55,7 @@ class Context:
 
     def rounds(self, tau: "int | str") -> int:
         """tau as a number."""
-        return tau if isinstance(tau, int) else max(1, round(self.period))
+        return in_rounds(tau, self.period)
 
     def for_client(self, steps: "int | Tensor") -> "ClientContext":
         return ClientContext(**vars(self), steps=steps)
@@ -134,6 +139,10 @@ class Algorithm:
     def local_momentum(self) -> float:
         """The momentum of local SGD. Above 0 the memory holds the `velocity` that a round starts with."""
         return 0.0
+
+    def history(self, period: float) -> int:
+        """How many models of earlier rounds the server comes to keep, so that the room for them is known."""
+        return 0
 
     def init_server(self, theta: Tensor) -> State:
         """What the server keeps; `theta` in it is the model."""

@@ -21,6 +21,7 @@ from keel.algorithms.base import (
     State,
     Tau,
     hyperparameters,
+    in_rounds,
 )
 
 
@@ -41,6 +42,9 @@ class GHBM(Algorithm):
 
     beta: Fraction = 0.9
     tau: Tau = "period"
+
+    def history(self, period: float) -> int:
+        return in_rounds(self.tau, period)
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         theta, tau = server["theta"], ctx.rounds(self.tau)

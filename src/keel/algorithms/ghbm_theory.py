@@ -21,6 +21,7 @@ from keel.algorithms.base import (
     State,
     Tau,
     hyperparameters,
+    in_rounds,
     weighted_mean,
 )
 
@@ -44,6 +45,9 @@ class GHBMTheory(Algorithm):
 
     beta: Fraction = 0.1
     tau: Tau = "period"
+
+    def history(self, period: float) -> int:
+        return in_rounds(self.tau, period)
 
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "m": torch.zeros_like(theta), "bar.0": theta}

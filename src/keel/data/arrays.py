@@ -31,7 +31,7 @@ def pool(train: Examples, test: Examples, keys: np.ndarray | None) -> Pool:
             f"accepted: {tuple(train.inputs.shape[1:])}, as in data.inputs"
         )
     if keys is not None and keys.shape != (len(train),):
-        raise KeelError(f"data.keys: {len(keys)} keys for {len(train)} inputs; accepted: one for each input")
+        raise KeelError(f"data.keys: shape {keys.shape} for {len(train)} inputs; accepted: one key for each input")
     return Pool(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
 
 

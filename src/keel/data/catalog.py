@@ -63,7 +63,7 @@ CATALOG: dict[str, DataSet] = {
         femnist.femnist, natural=True, files=("femnist/train/*.json", "femnist/test/*.json"), address=leaf.ADDRESS
     ),
     "shakespeare": DataSet(  # one text, or LEAF's folders
-        shakespeare.shakespeare, natural=True, files=("shakespeare/*",), address=shakespeare.ADDRESS
+        shakespeare.shakespeare, natural=True, files=("shakespeare/*",), address=shakespeare.HOW
     ),
     "stackoverflow": DataSet(stackoverflow.stackoverflow, natural=True, downloads=stackoverflow.DOWNLOADS),
     "text": DataSet(text.text, natural=True),
@@ -110,7 +110,7 @@ def load(name: str, settings: Mapping[str, Any]) -> Pool:
         raise KeelError(f"data.name: {name!r} stands for data passed in Python: keel.run(..., data=...)")
     entry = CATALOG[name]
     if missing := entry.missing():
-        source = f"keel data get {name}" if entry.downloads else f"the file from {entry.address}"
+        source = f"keel data get {name}" if entry.downloads else entry.address
         raise KeelError(
             f"data.name: {name!r} needs {str(data_folder() / missing[0])!r}, which is not there; accepted: {source}, "
             "or another data folder in KEEL_DATA"

@@ -102,7 +102,7 @@ class Pool:
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedData:
     """Each client's part of `train`, and `test` for everybody. `classes` is 0 where the targets are no labels."""
 
@@ -114,6 +114,9 @@ class FederatedData:
     prepare: Preparation = field(default_factory=AsStored)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<FederatedData {self.name}: {self.partition.clients} clients, {len(self.partition.indices)} examples>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -106,17 +106,24 @@ def one_class(labels: np.ndarray, clients: int, stream: np.random.Generator) -> 
             f"data.clients: {clients} clients of one class each cannot cover {len(names)} classes; "
             f"accepted: at least {len(names)} with data.alpha = 0"
         )
-    holders = np.ones(len(names), dtype=np.int64)
-    for _ in range(clients - len(names)):  # next to the class whose clients would hold most
-        holders[np.argmax(counts / holders)] += 1
+    holders = _holders(counts, clients)
     size = int((counts // holders).min())
     if size == 0:
         raise KeelError(f"data.clients: {clients} clients of one class each are more than {len(labels)} examples allow")
-    parts = []
-    for name, count in zip(names, holders, strict=True):
-        pool = stream.permutation(np.flatnonzero(labels == name))
-        parts += np.split(pool[: size * count], count)
-    return Partition.of([parts[i] for i in stream.permutation(clients)])
+    pools = [
+        stream.permutation(np.flatnonzero(labels == name))[: size * h] for name, h in zip(names, holders, strict=True)
+    ]
+    parts = np.concatenate(pools).reshape(clients, size)[stream.permutation(clients)]
+    return Partition(parts.reshape(-1), np.arange(clients + 1) * size)
+
+
+def _holders(counts: np.ndarray, clients: int) -> np.ndarray:
+    """How many clients each class gets: one, and each further client goes to the class whose clients hold most."""
+    most = np.minimum(clients - len(counts), 1 + np.ceil(clients * counts / counts.sum()).astype(np.int64))
+    label = np.repeat(np.arange(len(counts)), most)  # a class's turns, of which the first `most` can come
+    turn = np.arange(len(label)) - np.repeat(np.cumsum(most) - most, most)
+    order = np.lexsort((label, -counts[label] / (1 + turn)))[: clients - len(counts)]
+    return 1 + np.bincount(label[order], minlength=len(counts))
 
 
 def by_key(keys: np.ndarray) -> tuple[Partition, np.ndarray]:
@@ -152,7 +159,8 @@ def _choose(partition: Partition, clients: int | None, least: int, stream: np.ra
     if clients is None or clients == len(able):
         return able
     if clients > len(able):
-        raise KeelError(f"data.clients: {clients}, but there are {len(able)}; accepted: 1 to {len(able)}, or none")
+        with_enough = f" with {least} examples or more" if least > 1 else ""
+        raise KeelError(f"data.clients: {clients}, but there are {len(able)}{with_enough}; accepted: 1 to {len(able)}")
     return np.sort(stream.choice(able, clients, replace=False))
 
 

@@ -20,6 +20,7 @@ from keel.data.store import data_folder, prepared
 from keel.errors import KeelError
 
 ADDRESS = "https://www.gutenberg.org/files/100/old/1994-01-100.zip"
+HOW = f"100.txt of {ADDRESS} as shakespeare/gutenberg100.txt, or LEAF's train/ and test/ with data.source = 'leaf'"
 FILE = "shakespeare/gutenberg100.txt"
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80

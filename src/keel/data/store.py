@@ -38,7 +38,7 @@ def check(path: Path, digest: str) -> None:
     if found != expected:
         raise KeelError(
             f"data: {str(path)!r} is not the published file (its {method} is {found}, expected {expected}); "
-            "accepted: the whole, unchanged file"
+            "accepted: the whole, unchanged file; remove this one, and keel data get fetches it again if it can"
         )
 
 
@@ -60,13 +60,26 @@ def prepared(
     """
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     identity = json.dumps([FORMAT, name, sorted(settings.items()), stamps])
-    place = data_folder() / "prepared" / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
+    place = _prepared_folder() / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
     if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):  # several runs may start at once; one prepares
             if not place.is_dir():
                 _make(place, make)
     return _open(place)
+
+
+def _prepared_folder() -> Path:
+    """In the data folder, or in the user's cache where that is for reading only, as shared ones are."""
+    folder = data_folder() / "prepared"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if not data_folder().is_dir():
+            raise KeelError(f"KEEL_DATA: {str(data_folder())!r} is no folder ({error.strerror})") from error
+    if not os.access(folder, os.W_OK):
+        folder = user_cache_path("keel") / "prepared"
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _make(place: Path, make: Callable[[Path], dict[str, Any]]) -> None:

@@ -17,15 +17,15 @@ COHORT_PARAMETERS = 200_000
 """Above this the arithmetic of one client fills a core and batching no longer pays."""
 
 
-def make_engine(name: str, problem: Problem, workers: int | None = None) -> Engine:
-    """The engine of that name; `workers` of the pool, one for each core by default."""
+def make_engine(name: str, problem: Problem, workers: int) -> Engine:
+    """The engine of that name, with so many workers if it is the pool."""
     match choose(name, problem.task):
         case "cohort":
             return Cohort(problem)
         case "pool":
             if not FORKS:
                 raise KeelError("engine.name: 'pool' needs Linux, where processes fork; accepted: 'serial', 'cohort'")
-            return Pool(problem, workers or cores())
+            return Pool(problem, workers) if workers > 1 else Serial(problem)  # which has the same bits
         case _:
             return Serial(problem)
 
@@ -49,4 +49,4 @@ def choose(name: str, task: Task) -> str:
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Engine", "Problem", "RoundWork", "choose", "make_engine"]
+__all__ = ["Engine", "Problem", "RoundWork", "choose", "cores", "make_engine"]

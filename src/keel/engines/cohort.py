@@ -53,9 +53,9 @@ class Plan:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each minibatch begins."""
+        """Where each minibatch begins; after a client's last step, anywhere."""
         ends = np.cumsum(self.sizes.reshape(-1)).reshape(self.sizes.shape)
-        return ends - self.sizes
+        return np.where(self.sizes > 0, ends - self.sizes, 0)
 
 
 class Cohort(InProcess):

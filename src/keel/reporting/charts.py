@@ -39,7 +39,8 @@ def curves(comparison: Comparison, over: str = "rounds") -> alt.LayerChart | alt
         y2="high:Q",
         opacity=alt.condition(pick, alt.value(0.13), alt.value(0.03)),
     )
-    line = base.mark_line(strokeWidth=2).encode(
+    once = min(len(method.rounds) for method in comparison.methods) < 2  # a line through one point cannot be seen
+    line = base.mark_line(strokeWidth=2, point=once).encode(
         y="accuracy:Q",
         strokeDash=alt.StrokeDash("method:N", title=None, scale=alt.Scale(domain=labels, range=_cycle(DASHES, labels))),
         tooltip=[
@@ -73,9 +74,11 @@ def who_holds_what(told: dict[str, Any]) -> alt.Chart:
         alt.Chart(alt.InlineData(values=values))
         .mark_rect()
         .encode(
-            x=alt.X("class:O", title="class", scale=alt.Scale(domain=labels), axis=alt.Axis(labelAngle=0)),
+            x=alt.X(
+                "class:O", title="class", scale=alt.Scale(domain=labels), axis=alt.Axis(labelAngle=0, labelOverlap=True)
+            ),
             y=alt.Y("client:O", title="client", scale=alt.Scale(domain=order), axis=alt.Axis(labels=few, ticks=few)),
-            color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domain=[0, 1])),
+            color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domainMin=0)),
             tooltip=["client:O", "class:O", "examples:Q", alt.Tooltip("share:Q", format=".0%")],
         )
         .properties(width="container", height=min(320, 24 + 12 * len(order)))

@@ -156,7 +156,7 @@ def _method(label: str, group: list[RunFolder]) -> Method:
     traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories if history]
     columns = np.array(rounds, dtype=np.int64) - 1
     bytes_sent = [run[columns] for run in traffic if rounds and len(run) >= rounds[-1]]
-    summaries = [folder.summary or {"status": "running"} for folder in group]
+    summaries = [folder.summary or {"status": "running" if folder.busy else "stopped"} for folder in group]
     states = {summary["status"] for summary in summaries}
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
     return Method(
@@ -168,7 +168,7 @@ def _method(label: str, group: list[RunFolder]) -> Method:
         np.array([[of_run[t] for t in rounds] for of_run in known]),
         np.mean(bytes_sent, axis=0) if bytes_sent else np.zeros(0),
         None if len(finals) < len(group) else finals,
-        next((s for s in ("diverged", "interrupted", "running") if s in states), "finished"),
+        next((s for s in ("diverged", "interrupted", "stopped", "running") if s in states), "finished"),
     )
 
 

@@ -36,7 +36,10 @@ def write_report(comparison: Comparison, path: Path) -> None:
             ]
         ),
         explanation=explanation(comparison),
-        held=[heterogeneity(told) for told in held],
+        held=[
+            f"{heterogeneity(told)} Drawn: {len(told['picture']['clients'])} of {told['clients']:,} clients."
+            for told in held
+        ],
         columns=COLUMNS,
         rows=cells(comparison),
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),

@@ -61,7 +61,7 @@ def heterogeneity(told: dict[str, Any]) -> str:
     if each["least"] == each["most"]:
         examples = f"{each['least']:,} examples each"
     return (
-        f"{told['name']}: {told['clients']:,} clients with {examples}, "
+        f"{told['name']}{told.get('split', '')}: {told['clients']:,} clients with {examples}, "
         f"{told['train_examples']:,} in all, {told['test_examples']:,} to test, {told['classes']:,} classes. "
         f"A client's labels have an entropy of {told['label_entropy']:.2f} bits (all together "
         f"{told['label_entropy_whole']:.2f}); their distance from the whole is {told['label_distance']:.2f} "
@@ -75,13 +75,15 @@ def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
     wide = max(1, min(3, (width - 12) // len(classes)))
     columns = min(len(classes), width - 12)
     groups = np.array_split(np.arange(len(classes)), columns)
-    lines = []
-    for place in np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int):
-        counts = np.array(rows[place])
-        share = [counts[group].sum() / max(1, told["picture"]["examples"][place]) for group in groups]
-        shades = "".join(SHADES[min(4, ceil(4 * part))] * wide for part in share)
-        lines.append(f"{told['picture']['clients'][place]:>10}  {shades}")
-    return "\n".join([f"{'client':>10}  classes {classes[0]} to {classes[-1]}", *lines])
+    shown = np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)
+    totals = np.maximum(1, np.array(told["picture"]["examples"]))
+    shares = np.array([[np.array(rows[i])[group].sum() / totals[i] for group in groups] for i in shown])
+    lines = [
+        f"{told['picture']['clients'][i]:>10}  " + "".join(SHADES[ceil(4 * part / shares.max())] * wide for part in row)
+        for i, row in zip(shown, shares, strict=True)
+    ]
+    title = f"{'client':>10}  classes {classes[0]} to {classes[-1]}; full is {percent(shares.max())} of a client"
+    return "\n".join([title, *lines, f"{'':12}{len(shown)} of {told['clients']:,} clients"])
 
 
 SHADES = " ░▒▓█"

@@ -1,6 +1,8 @@
 """Many runs over the cores, each in its own folder: those that exist are not run again, stopped ones go on."""
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -9,6 +11,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from keel.engines.allocator import tune
 from keel.errors import Stopped
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
@@ -16,6 +19,7 @@ from keel.runs.run import ensure
 from keel.runs.spec import Spec, resolved_spec
 
 _progress: "multiprocessing.Queue[tuple[int, Record]]"
+_stopped = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
     """
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_set_progress, initargs=(queue,))
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin, initargs=(queue,))
     with pool:
         waiting = [pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path) for i, job in enumerate(jobs)]
         try:
@@ -59,22 +63,37 @@ def _follow(
                 return
 
 
-def _set_progress(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
+def _begin(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
+    """A worker: Ctrl-C is noted, and never breaks it between two runs, where it talks with its parent."""
     global _progress
     _progress = queue
+    _stopped.clear()
+    signal.signal(signal.SIGINT, lambda *_: _stopped.set())
+    tune()
 
 
 def _run(number: int, table: dict[str, Any], path: Path) -> dict[str, Any]:
-    run = ensure(resolved_spec(table), path, hooks=[lambda record, *_: _progress.put((number, record))])
+    def follow(record: Record, *_: Any) -> None:
+        _progress.put((number, record))
+        if _stopped.is_set():  # Ctrl-C came before the run could hear it
+            signal.raise_signal(signal.SIGINT)
+
+    if _stopped.is_set():
+        raise KeyboardInterrupt
+    run = ensure(resolved_spec(table), path, hooks=[follow], workers=1)
     if run.status == "interrupted":
+        _stopped.set()
         raise KeyboardInterrupt
     return run.summary
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """The run folders among `paths` and directly below them."""
+    """The run folders among `paths` and below them; hidden ones are not looked at."""
     folders = []
     for path in paths:
-        below = sorted(p.parent for p in path.glob("[!.]*/spec.toml")) if not (path / "spec.toml").is_file() else [path]
+        below = [path]
+        if not (path / "spec.toml").is_file():
+            found = sorted(spec.parent for spec in path.rglob("spec.toml"))
+            below = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         folders += [RunFolder.open(p) for p in below or [path]]
     return folders

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from keel.errors import KeelError
+from keel.memories import Memories
 from keel.rounds import Position, Record
 from keel.runs.spec import Spec, read_spec, resolved_spec
 
@@ -40,6 +41,7 @@ class RunFolder:
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
         self.summary_file = path / "summary.json"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
+        self.memory_file = path / "checkpoint" / "memories.bin"
 
     @classmethod
     def create(
@@ -112,6 +114,15 @@ class RunFolder:
         summary = self.summary
         return summary is not None and summary["status"] != "interrupted"
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody writes to it now."""
+        try:
+            with self.locked():
+                return False
+        except (KeelError, OSError):
+            return True
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile."""
@@ -135,20 +146,22 @@ class RunFolder:
     def save(self, position: Position) -> None:
         """The position, moved in when it is whole; until then the one before stays."""
         tensors = {f"server/{name}": tensor.numpy() for name, tensor in position.server.items()}
-        for client, memory in position.memories.items():
-            tensors |= {f"memory/{client}/{name}": tensor.numpy() for name, tensor in memory.items()}
+        memories = position.memories.save()
+        form = memories.pop("form")
+        tensors |= {f"memory/{name}": array for name, array in memories.items()}
         if position.buffers is not None:
             tensors["buffers"] = position.buffers.numpy()
-        content = safetensors.numpy.save(tensors, metadata={"round": str(position.round)})
+        content = safetensors.numpy.save(tensors, metadata={"round": str(position.round), "form": form})
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
         _replace(self.checkpoint_file, content)
+        position.memories.saved()
 
-    def saved_position(self) -> Position | None:
-        """The position that was saved last, or None."""
+    def saved_position(self, memories: Memories | None = None) -> Position | None:
+        """The position that was saved last, or None; the clients' memories are put in `memories`."""
         if not self.checkpoint_file.is_file():
             return None
-        position = Position(0, {})
+        position = Position(0, {}, Memories(self.memory_file) if memories is None else memories)
         try:
             with safe_open(self.checkpoint_file, framework="pt") as file:
                 position.round = int(file.metadata()["round"])
@@ -158,16 +171,16 @@ class RunFolder:
                             position.server[name] = file.get_tensor(key)
                         case ["buffers"]:
                             position.buffers = file.get_tensor(key)
-                        case ["memory", client, name]:
-                            position.memories.setdefault(int(client), {})[name] = file.get_tensor(key)
+                clients, rows = (file.get_tensor(f"memory/{name}").numpy() for name in ("clients", "rows"))
+                position.memories.restore(clients, rows, file.metadata()["form"])
         except SafetensorError as error:
             damaged = f"run: {str(self.checkpoint_file)!r} is damaged ({error})"
             raise KeelError(f"{damaged}; without it the run starts again from its first round") from error
         return position
 
-    def restore(self) -> Position | None:
+    def restore(self, memories: Memories) -> Position | None:
         """The saved position, with the lines of the rounds after it taken back."""
-        position = self.saved_position()
+        position = self.saved_position(memories)
         for file in (self.metrics, self.timings):
             kept = [line for line in _lines(file) if line["round"] <= (position.round if position else 0)]
             _replace(file, "".join(json.dumps(line) + "\n" for line in kept).encode())

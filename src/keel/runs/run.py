@@ -22,11 +22,14 @@ from keel.errors import KeelError
 from keel.params import Loss, fingerprint, state_fingerprint
 from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
-from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec
+from keel.runs.room import check_room
+from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
 from keel.task import default_loss, make_task
 
 CHECKPOINT_SECONDS = 10.0
-"""What a kill can cost at the most, besides the round it hits."""
+"""What a kill can cost at the most, besides the round it hits and unless saving takes long."""
+SAVING_SHARE = 20
+"""A save is followed by at least so many times the time it took, so that saving stays a small part of a run."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def run(
     loss: Loss | None = None,
     out: str | Path | None = None,
     hooks: Sequence[Hook] = (),
+    workers: int | None = None,
 ) -> Run:
     """Runs the experiment that `spec` describes (a Spec, a table, a TOML file) into a new folder.
 
@@ -67,10 +71,10 @@ def run(
     parameters as they are now are the initial ones.
     """
     spec = _as_spec(spec, model, data, algorithm)
-    training = Training(spec, make_task(spec, module=model, data=data, loss=loss))
+    training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
     folder = _create(spec, training, None if out is None else Path(out))
     with folder.locked():
-        return _go(folder, training, training.start(), hooks)
+        return _go(folder, training, training.start(folder.memory_file), hooks)
 
 
 def resume(
@@ -81,6 +85,7 @@ def resume(
     algorithm: Algorithm | None = None,
     loss: Loss | None = None,
     hooks: Sequence[Hook] = (),
+    workers: int | None = None,
 ) -> Run:
     """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
 
@@ -95,7 +100,7 @@ def resume(
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"name": folder.engine})})
     with folder.locked():
-        training = Training(spec, make_task(spec, module=model, data=data, loss=loss))
+        training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
         for what, value in _fingerprints(training).items():
             if known[what] != value:
                 raise KeelError(
@@ -103,20 +108,21 @@ def resume(
                 )
         if folder.ended:
             return _result(folder, training, folder.saved_position() or training.start())
-        return _go(folder, training, folder.restore() or training.start(), hooks)
+        position = folder.restore(training.memories(folder.memory_file))
+        return _go(folder, training, position or training.start(folder.memory_file), hooks)
 
 
-def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = ()) -> Run:
-    """The run of `spec` in `path`: made, gone on with or found finished."""
+def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = (), workers: int | None = None) -> Run:
+    """The run of `spec` in `path`: made, gone on with or found finished; with so many workers, if it has any."""
     if not path.exists():
-        return run(spec, out=path, hooks=hooks)
+        return run(spec, out=path, hooks=hooks, workers=workers)
     folder = RunFolder.open(path)
     if folder.spec != spec:
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
             raise KeelError(f"out: {str(path)!r} was made by another version ({what}); accepted: another folder")
-    return resume(path, hooks=hooks)
+    return resume(path, hooks=hooks, workers=workers)
 
 
 def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
@@ -127,7 +133,8 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
         **_fingerprints(training),
         **environment(),
     }
-    told = holdings(training.task.data)
+    check_room(training, path or Path("runs"))
+    told = {**holdings(training.task.data), "split": split_of(spec.data)}
     if path is not None:
         try:
             return RunFolder.create(path, spec, known, told)
@@ -167,7 +174,7 @@ def _as_spec(
         ("algorithm", algorithm, Algorithm),
     ):
         if not isinstance(value, kind | None):
-            raise KeelError(f"{name}: {value!r}; accepted: an instance of {kind.__name__}")
+            raise KeelError(f"{name}: a {type(value).__name__}; accepted: an instance of {kind.__name__}")
     table: dict[str, Any]
     if isinstance(spec, Spec):
         if model is None and data is None and algorithm is None:
@@ -188,13 +195,14 @@ def _as_spec(
 
 
 def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook]) -> Run:
-    saved = [monotonic()]
+    due = [monotonic() + CHECKPOINT_SECONDS]
 
     def keep(record: Record, position: Position, seconds: float) -> None:
         folder.append(record, seconds)
-        if monotonic() - saved[0] > CHECKPOINT_SECONDS and not record.get("diverged"):
+        if monotonic() > due[0] and not record.get("diverged"):
+            began = monotonic()
             folder.save(position)
-            saved[0] = monotonic()
+            due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:
         with interruptible() as interrupted:

@@ -14,6 +14,7 @@ from keel.buffers import BufferPolicy
 from keel.data.catalog import CATALOG
 from keel.data.partition import Way
 from keel.errors import KeelError, explain, unknown
+from keel.memories import Precision
 from keel.models import MODELS
 from keel.schedules import Schedule
 from keel.settings import check_settings, paths
@@ -35,8 +36,8 @@ class DataSpec(_Table):
     model_config = ConfigDict(extra="allow")
     name: str = "digits"
     clients: Count | None = None
-    partition: Way = "dirichlet"
-    alpha: Annotated[float, Field(ge=0)] = 0.0
+    partition: Way | None = None
+    alpha: Annotated[float, Field(ge=0)] | None = None
     min_examples: Count | None = None
     max_examples: Count | None = None
     test_examples: Count | None = None
@@ -48,16 +49,31 @@ class DataSpec(_Table):
 
     @model_validator(mode="after")
     def _known(self) -> "DataSpec":
-        if self.name == CUSTOM:
+        if self.name == CUSTOM:  # it comes dealt out
             return self
+        if self.alpha is not None and self.partition != "dirichlet":
+            raise ValueError(f"alpha goes with partition = 'dirichlet', not {self.partition!r}")
         if self.name not in CATALOG:
             raise unknown("data.name", self.name, CATALOG)
         check_settings("data", self.name, CATALOG[self.name].load, self.settings)
         if self.partition == "key" and not CATALOG[self.name].natural:
             raise ValueError(f"{self.name} has no natural key; accepted partitions: 'dirichlet', 'iid'")
         if self.clients is None and self.partition != "key":
-            raise ValueError("needs clients")
+            raise ValueError("needs clients, a number (--clients)")
         return self
+
+
+def split_of(data: DataSpec) -> str:
+    """How the examples came to their clients, in words that follow the set's name."""
+    match data.partition:
+        case "dirichlet":
+            return f" (alpha = {data.alpha:g})"
+        case "iid":
+            return " (IID)"
+        case "key":
+            return " (natural clients)"
+        case _:
+            return ""
 
 
 class ModelSpec(_Table):
@@ -120,6 +136,12 @@ class EngineSpec(_Table):
     workers: Count | None = None
 
 
+class MemorySpec(_Table):
+    ram_gb: Positive = 4.0
+    precision: Precision = "float32"
+    keep: Count | None = None
+
+
 def _algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm):
         return value
@@ -152,6 +174,7 @@ class Spec(_Table):
     participation: ParticipationSpec
     evaluation: EvaluationSpec
     engine: EngineSpec
+    memory: MemorySpec
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -250,10 +273,18 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # chances by size already weigh the clients
     given_data = given.get("data", {})
-    if "alpha" in given_data and "partition" not in given_data:
-        full["data"]["partition"] = "dirichlet"
-    elif "keys" in given_data:
-        full["data"].setdefault("partition", "key")
+    data = full["data"]
+    if data.get("name") == CUSTOM:
+        for field in ("partition", "alpha", "clients"):
+            data.pop(field, None)
+    else:
+        if "partition" not in given_data and "alpha" in given_data:
+            data["partition"] = "dirichlet"
+        data.setdefault("partition", "key" if "keys" in given_data else "dirichlet")
+        if data["partition"] == "dirichlet":
+            data.setdefault("alpha", 0.0)
+        elif "alpha" not in given_data:
+            data.pop("alpha", None)
     if full["data"].get("partition") != "key" and "min_examples" not in given.get("data", {}):
         full["data"].pop("min_examples", None)  # which goes with natural clients
     for section, known in ("data", {name: entry.load for name, entry in CATALOG.items()}), ("model", MODELS):

@@ -1,0 +1,75 @@
+"""What a run can take on disk and in RAM at the most, said before it begins; one that cannot fit is refused."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+
+import torch
+
+from keel.errors import KeelError
+from keel.memories import form_of, row_bytes
+from keel.rounds import Training
+
+WORTH_TELLING = 10**9
+"""Bytes from which on a user is told."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes at the most. Activations and the data are not in it."""
+
+    disk: int
+    ram: int
+    clients: int
+    """Those that may come to have a memory."""
+    memory: int
+    """Of one of them."""
+    server: int
+    """What the server keeps."""
+
+    def words(self) -> str:
+        each = f"{self.clients:,} clients may keep {_size(self.memory)} each, " if self.memory else ""
+        return f"{each}the server {_size(self.server)}: up to {_size(self.disk)} on disk and {_size(self.ram)} in RAM"
+
+
+def room_of(training: Training) -> Room:
+    spec = training.spec
+    model = training.parameters * 4
+    kept = spec.algorithm.init_client(training.initial)
+    precision = getattr(torch, spec.memory.precision)
+    form = form_of({n: t.to(precision) if t.is_floating_point() else t for n, t in kept.items()})
+    memory = row_bytes(form)
+    if training.local_buffers and training.initial_buffers is not None:
+        memory += training.initial_buffers.numel() * precision.itemsize
+    cohort = training.sampler.size
+    clients = min(training.sampler.clients, spec.rounds * cohort, spec.memory.keep or training.sampler.clients)
+    server = sum(t.numel() * t.element_size() for t in spec.algorithm.init_server(training.initial).values())
+    server += model * min(spec.rounds, spec.algorithm.history(training.sampler.period))
+    budget = int(spec.memory.ram_gb * 1e9)
+    rows = clients + min(clients, 100 * cohort)  # a checkpoint's own are written over only after the next
+    disk = memory * rows * bool(memory) + 2 * server + max(0, server - budget)
+    ram = min(server, max(budget, 2 * model)) + model * (4 + 4 * training.workers + cohort * bool(memory))
+    return Room(disk, ram, clients if memory else 0, memory, server)
+
+
+def check_room(training: Training, place: Path) -> Room:
+    """Refuses a run whose folder would not fit where it is to be."""
+    room = room_of(training)
+    there = next(parent for parent in [place.absolute(), *place.absolute().parents] if parent.is_dir())
+    free = disk_usage(there).free
+    if room.disk > free:
+        fields = ["fewer rounds"]
+        if room.memory:
+            fewest = max(1, free // (2 * room.memory) // 2)
+            fields = ["memory.precision = 'float16'", f"memory.keep = {fewest}", "an algorithm without memory", *fields]
+        if training.spec.algorithm.history(training.sampler.period):
+            fields.insert(0, "a smaller algorithm.tau")
+        raise KeelError(f"memory: {room.words()}, but {_size(free)} are free; accepted: {', '.join(fields)}")
+    return room
+
+
+def _size(count: int) -> str:
+    for unit, divisor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} B"
