@@ -1,6 +1,5 @@
 """Landmarks-User-160k and iNaturalist-User-120k, from small files in the publishers' form."""
 
-import lzma
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,12 @@ import pytest
 from keel import KeelError
 from keel.data import catalog, images, landmarks
 from keel.data.landmarks import INATURALIST, LANDMARKS, UserSplit, load
+from keel.data.store import data_folder
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 TRAIN = [("7", "0a1b2c3d4e5f6071", 3), ("7", "f00dfeedcafe0001", 0), ("12", "0a1fffffffffffff", 3)]
 TEST = [("abcdef0123456789", 1), ("1234567890abcdef", 3)]
-PUBLISHED_TEST = Path("/work/shared/data/gldv2-user-160k/test.csv.xz")
 
 
 def write(path: Path, header: str, rows: list[tuple[object, ...]]) -> None:
@@ -120,10 +119,10 @@ def test_without_files_their_addresses_are_given(tmp_path: Path, monkeypatch: py
         catalog.load("inaturalist", {})
 
 
-@pytest.mark.skipif(not PUBLISHED_TEST.exists(), reason="the published test table is not on this machine")
-def test_the_published_test_table_of_landmarks_is_read_whole(tmp_path: Path) -> None:
-    table = tmp_path / "test.csv"
-    table.write_bytes(lzma.decompress(PUBLISHED_TEST.read_bytes()))
+def test_the_published_test_table_of_landmarks_is_read_whole() -> None:
+    table = data_folder() / LANDMARKS.folder / "test.csv"
+    if not table.is_file():
+        pytest.skip("the published table is not in the data folder (KEEL_DATA)")
     ids, labels = landmarks._read(table, ("image_id", "class"), LANDMARKS.classes)
     assert len(set(ids)) == len(labels) == LANDMARKS.test_images
     assert (min(map(int, labels)), max(map(int, labels))) == (0, 2027)

@@ -1,4 +1,4 @@
-"""What a run can take on disk and in RAM at the most, said before it begins; one that cannot fit is refused."""
+"""What a run can take on disk and in RAM at the most, known before it begins; one that cannot fit is refused."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,6 @@ import torch
 from keel.errors import KeelError
 from keel.memories import form_of, row_bytes
 from keel.rounds import Training
-
-WORTH_TELLING = 10**9
-"""Bytes from which on a user is told."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def room_of(training: Training) -> Room:
     return Room(disk, ram, clients if memory else 0, memory, server)
 
 
-def check_room(training: Training, place: Path) -> Room:
+def check_room(training: Training, place: Path) -> None:
     """Refuses a run whose folder would not fit where it is to be."""
     room = room_of(training)
     there = next(parent for parent in [place.absolute(), *place.absolute().parents] if parent.is_dir())
@@ -65,7 +62,6 @@ def check_room(training: Training, place: Path) -> Room:
         if training.spec.algorithm.history(training.sampler.period):
             fields.insert(0, "a smaller algorithm.tau")
         raise KeelError(f"memory: {room.words()}, but {_size(free)} are free; accepted: {', '.join(fields)}")
-    return room
 
 
 def _size(count: int) -> str:
