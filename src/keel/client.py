@@ -36,14 +36,23 @@ class LocalWork:
         assert self.epochs is not None
         return self.epochs * self._batches(examples)
 
+    def order(self, examples: int, stream: np.random.Generator) -> np.ndarray:
+        """The examples of all steps, one after another: epochs in a new order each."""
+        sizes = self.sizes(examples)
+        epochs = ceil(len(sizes) / self._batches(examples))
+        used = sum(sizes[: self._batches(examples)])
+        return np.concatenate([stream.permutation(examples)[:used] for _ in range(epochs)])[: sum(sizes)]
+
     def minibatches(self, examples: int, stream: np.random.Generator) -> list[np.ndarray]:
-        """The examples of each step: epochs in a new order each, cut into batches."""
+        """The examples of each step."""
+        return np.split(self.order(examples, stream), np.cumsum(self.sizes(examples))[:-1])
+
+    def sizes(self, examples: int) -> list[int]:
+        """How many examples each step has."""
         per_epoch = self._batches(examples)
-        batches: list[np.ndarray] = []
-        for _ in range(ceil(self.count(examples) / per_epoch)):
-            order = stream.permutation(examples)
-            batches += [order[start : start + self.batch] for start in range(0, per_epoch * self.batch, self.batch)]
-        return batches[: self.count(examples)]
+        epoch = [self.batch] * (per_epoch - 1) + [min(self.batch, examples - (per_epoch - 1) * self.batch)]
+        steps = self.count(examples)
+        return (epoch * ceil(steps / per_epoch))[:steps]
 
     def _batches(self, examples: int) -> int:
         """Minibatches of an epoch; a client with less than one batch still has one."""
@@ -63,6 +72,10 @@ class Recipe:
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         return self.work.minibatches(examples, draws(self.seed, "minibatches", round, client))
+
+    def order(self, examples: int, round: int, client: int) -> np.ndarray:
+        """The examples of all steps, one after another."""
+        return self.work.order(examples, draws(self.seed, "minibatches", round, client))
 
     def choices(self, examples: list[int], purpose: str, round: int, client: int) -> list[np.ndarray | None]:
         """What chance does to the examples of each minibatch, from their numbers."""

@@ -16,6 +16,8 @@ from keel.algorithms.base import Algorithm, ClientContext, Context, Memory, Mess
 from keel.algorithms.base import Path as LocalPath
 from keel.client import ClientResult
 from keel.engines import RoundWork
+from keel.engines.cohort import Cohort
+from keel.engines.pool import Pool
 from keel.rounds import Position, Record, Training
 from keel.runs.folder import RunFolder
 from tests.conftest import records_of, uneven_training
@@ -83,7 +85,7 @@ class Watched(Algorithm):
 @every_algorithm
 @pytest.mark.parametrize("engine", ["serial", "cohort"])
 def test_no_input_is_changed(cls: type[Algorithm], engine: str) -> None:
-    training = uneven_training({"algorithm": cls(), "rounds": 6, "engine": {"name": engine}})
+    training = uneven_training({"algorithm": cls(), "rounds": 6, "engine": {"name": engine, "workers": 1}})
     plain = training.start()
     training.run(plain, [])
     watched = Watched(cls())
@@ -101,13 +103,18 @@ def test_equal_seeds_give_equal_bits(cls: type[Algorithm]) -> None:
 
 
 @every_algorithm
-def test_pool_gives_the_bits_of_serial_whatever_the_number_of_workers(cls: type[Algorithm]) -> None:
-    reference = uneven_training({"algorithm": cls(), "rounds": 8})
+@pytest.mark.parametrize(("alone", "shared"), [("serial", "pool"), ("cohort", "cohort")])
+def test_bits_are_the_same_whatever_the_number_of_workers(
+    cls: type[Algorithm], alone: str, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cohort, "group", 2)
+    reference = uneven_training({"algorithm": cls(), "rounds": 8, "engine": {"name": alone, "workers": 1}})
     position = reference.start()
     records: list[Record] = []
     reference.run(position, [lambda record, *_: records.append(record)])
     for workers in (1, 3):
-        pool = uneven_training({"algorithm": cls(), "rounds": 8, "engine": {"name": "pool", "workers": workers}})
+        pool = uneven_training({"algorithm": cls(), "rounds": 8, "engine": {"name": shared, "workers": workers}})
+        assert isinstance(pool.engine, Pool) or workers == 1
         other = pool.start()
         again: list[Record] = []
         pool.run(other, [lambda record, *_, again=again: again.append(record)])

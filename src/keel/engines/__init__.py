@@ -18,14 +18,14 @@ COHORT_PARAMETERS = 200_000
 
 
 def make_engine(name: str, problem: Problem, workers: int) -> Engine:
-    """The engine of that name, with so many workers if it is the pool."""
+    """The engine of that name, with so many workers if it has any."""
     match choose(name, problem.task):
         case "cohort":
-            return Cohort(problem)
+            return Pool(Cohort(problem), workers) if FORKS and workers > 1 else Cohort(problem)
         case "pool":
             if not FORKS:
                 raise KeelError("engine.name: 'pool' needs Linux, where processes fork; accepted: 'serial', 'cohort'")
-            return Pool(problem, workers) if workers > 1 else Serial(problem)  # which has the same bits
+            return Pool(Serial(problem), workers) if workers > 1 else Serial(problem)  # which has the same bits
         case _:
             return Serial(problem)
 

@@ -1,7 +1,7 @@
 """What an engine is: a way to run the clients of a round. It knows nothing of the algorithm it carries."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,12 @@ class RoundWork:
     memories: list[Memory]
     ctx: Context
     buffers: list[Tensor | None]
+
+    def groups(self, size: int) -> Iterator["RoundWork"]:
+        """The round of so many clients after the other."""
+        for first in range(0, len(self.cohort), size):
+            some = slice(first, first + size)
+            yield replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,9 @@ class Engine(Protocol):
 
 
 class InProcess:
-    """Measures in this process."""
+    """Measures in this process. A worker of a pool is given a `group` of clients at a time."""
+
+    group = 1
 
     def __init__(self, problem: Problem):
         self.evaluator = Evaluator(problem.task, problem.local_buffers)

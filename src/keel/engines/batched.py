@@ -1,10 +1,12 @@
 """Chains of plain layers for many clients at once: losses and gradients, each client with its own weights.
 
 Forward and backward pass are written out as batched operations. For models this small, what automatic differentiation
-does around the arithmetic would cost more than the arithmetic.
+does around the arithmetic would cost more than the arithmetic, and so would cutting the weights into views at each
+step: that is done once for as long as the weights stay in their place.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -35,64 +37,95 @@ class Chain:
     """
 
     def __init__(self, model: FlatModel):
-        self.sizes = model.sizes
+        self.model = model
         self.layers = list(_layers(model.module, ""))
-        self.place = {name: number for number, name in enumerate(model.names)}
+        self._bound: _Bound | None = None
 
     def __call__(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Each client's loss and gradient."""
-        own = torch.split(weights, self.sizes, dim=1)
+        """Each client's loss and gradient, which stands until the next call with the same weights."""
+        if self._bound is None or self._bound.weights is not weights:
+            self._bound = _Bound(weights, self.layers, self.model)
+        return self._bound(inputs, targets, shares)
+
+
+class _Bound:
+    """A chain whose layers see their parts of one matrix of weights, and of one of gradients."""
+
+    def __init__(self, weights: Tensor, layers: list[tuple[str, nn.Module]], model: FlatModel):
+        self.weights, self.gradients = weights, torch.empty_like(weights)
+        own = dict(zip(model.names, torch.split(weights, model.sizes, dim=1), strict=True))
+        slopes = dict(zip(model.names, torch.split(self.gradients, model.sizes, dim=1), strict=True))
+        self.layers = [_linear(p, each, own, slopes) if isinstance(each, nn.Linear) else each for p, each in layers]
+        self.minus = torch.empty(0)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         outputs, seen = inputs, []
-        for prefix, layer in self.layers:
+        for layer in self.layers:
             before = outputs
-            if isinstance(layer, nn.Linear):
-                outputs = self._linear(own, prefix, layer, before)
-            else:
-                outputs = before.flatten(2) if isinstance(layer, nn.Flatten) else layer(before)
+            outputs = before.flatten(2) if isinstance(layer, nn.Flatten) else layer(before)
             seen.append((before, outputs))
         logs = torch.log_softmax(outputs, 2)
         right = targets.unsqueeze(2)
         losses = -(logs.gather(2, right).squeeze(2) * shares).sum(1)
-        upstream = logs.exp_().scatter_add_(2, right, torch.full_like(right, -1, dtype=torch.float32))
-        return losses, self._backward(weights, own, seen, upstream.mul_(shares.unsqueeze(2)))
-
-    def _linear(self, own: tuple[Tensor, ...], prefix: str, layer: nn.Linear, inputs: Tensor) -> Tensor:
-        rows = inputs.flatten(1, -2)
-        weight = self._parameter(own, prefix, "weight", layer).transpose(1, 2)
-        if layer.bias is None:
-            rows = torch.bmm(rows, weight)
-        else:
-            rows = torch.baddbmm(self._parameter(own, prefix, "bias", layer).unsqueeze(1), rows, weight)
-        return rows.view(*inputs.shape[:-1], layer.out_features)
-
-    def _backward(
-        self, weights: Tensor, own: tuple[Tensor, ...], seen: list[tuple[Tensor, Tensor]], upstream: Tensor
-    ) -> Tensor:
-        gradients = torch.empty_like(weights)
-        parts = torch.split(gradients, self.sizes, dim=1)
-        for (prefix, layer), (before, after) in zip(reversed(self.layers), reversed(seen), strict=True):
-            if isinstance(layer, nn.Linear):
-                rows = upstream.flatten(1, -2)
-                if (place := self.place.get(f"{prefix}weight")) is not None:
-                    product = torch.bmm(rows.transpose(1, 2), before.flatten(1, -2))
-                    parts[place].view_as(product).copy_(product)
-                if (place := self.place.get(f"{prefix}bias")) is not None:
-                    torch.sum(rows, 1, out=parts[place])
-                if layer is not self.layers[0][1]:
-                    weight = self._parameter(own, prefix, "weight", layer)
-                    upstream = torch.bmm(rows, weight).view_as(before)
+        if self.minus.shape != right.shape:
+            self.minus = torch.full_like(right, -1, dtype=torch.float32)
+        upstream = logs.exp_().scatter_add_(2, right, self.minus).mul_(shares.unsqueeze(2))
+        for layer, (before, after) in zip(reversed(self.layers), reversed(seen), strict=True):
+            if isinstance(layer, _Linear):
+                upstream = layer.backward(upstream, before, further=layer is not self.layers[0])
             elif isinstance(layer, nn.Flatten):
                 upstream = upstream.view_as(before)
             else:
                 upstream = BACKWARD[type(layer)](upstream, after)
-        return gradients
+        return losses, self.gradients
 
-    def _parameter(self, own: tuple[Tensor, ...], prefix: str, name: str, layer: nn.Linear) -> Tensor:
-        """With a row for each client; a frozen one is everybody's."""
+
+@dataclass(frozen=True, eq=False)
+class _Linear:
+    """A linear layer of all clients; what is frozen has no gradient."""
+
+    weight: Tensor
+    transposed: Tensor
+    bias: Tensor | None
+    weight_gradient: Tensor | None
+    bias_gradient: Tensor | None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1, -2)
+        if self.bias is None:
+            rows = torch.bmm(rows, self.transposed)
+        else:
+            rows = torch.baddbmm(self.bias, rows, self.transposed)
+        return rows.view(*inputs.shape[:-1], rows.shape[2])
+
+    def backward(self, upstream: Tensor, inputs: Tensor, further: bool) -> Tensor:
+        """Puts its gradients in their place, and gives that of its inputs (if anybody needs it)."""
+        rows = upstream.flatten(1, -2)
+        if self.weight_gradient is not None:
+            self.weight_gradient.copy_(torch.bmm(rows.transpose(1, 2), inputs.flatten(1, -2)))  # quicker than out=
+        if self.bias_gradient is not None:
+            torch.sum(rows, 1, out=self.bias_gradient)
+        return torch.bmm(rows, self.weight).view_as(inputs) if further else upstream
+
+
+def _linear(prefix: str, layer: nn.Linear, own: dict[str, Tensor], slopes: dict[str, Tensor]) -> _Linear:
+    clients = len(next(iter(own.values())))
+
+    def rows(name: str, parts: dict[str, Tensor]) -> Tensor | None:
         shape = getattr(layer, name).shape
-        if (place := self.place.get(f"{prefix}{name}")) is None:
-            return getattr(layer, name).detach().expand(len(own[0]), *shape)
-        return own[place].view(len(own[0]), *shape)
+        return parts[f"{prefix}{name}"].view(clients, *shape) if f"{prefix}{name}" in parts else None
+
+    def frozen(name: str) -> Tensor:
+        value = getattr(layer, name).detach()
+        return value.expand(clients, *value.shape)
+
+    weight = rows("weight", own)
+    weight = frozen("weight") if weight is None else weight
+    bias = bias_gradient = None
+    if layer.bias is not None:
+        bias, bias_gradient = rows("bias", own), rows("bias", slopes)
+        bias = (frozen("bias") if bias is None else bias).unsqueeze(1)
+    return _Linear(weight, weight.transpose(1, 2), bias, rows("weight", slopes), bias_gradient)
 
 
 def _layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

@@ -1,11 +1,11 @@
-"""The whole cohort as one batched program, for models so small that Python overhead rules.
+"""A whole group of clients as one batched program, for models so small that Python overhead rules.
 
 The weights are one (clients, parameters) matrix. Chains of plain layers are written out for all its rows; the forward
 pass of other modules is vmapped over them, with ordinary autograd behind it. The algorithm's own functions run on the
 rows at once. Agrees with `serial` to rounding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -22,10 +22,13 @@ from keel.errors import KeelError
 from keel.params import FlatModel
 from keel.task import per_example_cross_entropy
 
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Minibatches = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and each example's share in its client's mean; a row per client."""
 
 
+GROUP = 32
+"""Clients that are one program, whatever the number of workers."""
 GATHERED = 1 << 22
 """Numbers of inputs that are gathered at a time."""
 
@@ -60,22 +63,27 @@ class Plan:
 
 class Cohort(InProcess):
     name = "cohort"
+    group = GROUP
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
         self.recipe, self.data = problem.recipe, problem.task.data
         self.model, self.moving = FlatModel(problem.task.module), problem.task.moving
-        chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
-        self._chain = Chain(self.model) if chain else None
+        self.is_chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
         self._losses = vmap(self._loss)
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
-        theta = work.received["theta"].expand(len(work.cohort), -1)
-        for row in self._full_gradients(theta, work.cohort, work.ctx):
-            yield {"gradient": row}
+        for group in work.groups(self.group):
+            theta = work.received["theta"].expand(len(group.cohort), -1)
+            for row in self._full_gradients(theta, group.cohort, work.ctx):
+                yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
+        for group in work.groups(self.group):
+            yield from self._train(group)
+
+    def _train(self, work: RoundWork) -> list[ClientResult]:
         algorithm, local = self.recipe.algorithm, self.recipe.work
         plan = self._plan(work)
         steps = plan.steps
@@ -90,13 +98,16 @@ class Cohort(InProcess):
             full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(torch.zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
+        gradients_of, rows = self._gradients(), w
         for minibatches in self._minibatches(plan, order):
             active = slice(len(minibatches[2]))
-            rows = w[active]
+            if len(rows) > active.stop:
+                rows = w[active]
             seen.begin_step(active)
 
             def gradient(point: Tensor, rows: Tensor = rows, minibatches: Minibatches = minibatches) -> Tensor:
-                losses, gradients = self._gradients(point.expand_as(rows), minibatches)
+                point = point if point is rows else point.expand_as(rows)
+                losses, gradients = gradients_of(point, *minibatches)
                 return seen(losses, clipped(gradients, local.clip))
 
             mine = {name: value[active] for name, value in memory.items()}
@@ -106,13 +117,15 @@ class Cohort(InProcess):
         mean = None if seen.gradients is None else seen.gradients / column
         path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
         message, memory = algorithm.report(path, work.received, memory, work.ctx.for_client(column))
-        for row in np.argsort(order):
-            yield ClientResult(
+        return [
+            ClientResult(
                 _row(message, row),
                 {name: value.clone() for name, value in _row(memory, row).items()},  # a view would keep all rows alive
                 int(column[row]),
                 seen.losses[row] / column[row, 0],
             )
+            for row in np.argsort(order)
+        ]
 
     def _try(self) -> None:
         """Finds out before the first round whether the model can run as one program."""
@@ -122,7 +135,7 @@ class Cohort(InProcess):
             raise KeelError(f"engine.name: 'cohort' cannot keep {changed}; accepted: 'serial'")
         plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
-            self._gradients(rows, next(self._minibatches(plan, np.arange(2))))
+            self._gradients()(rows, *next(self._minibatches(plan, np.arange(2))))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
@@ -134,10 +147,9 @@ class Cohort(InProcess):
         examples, choices, sizes = [], [], []
         for client in work.cohort.tolist():
             held = self.data.partition[client]
-            batches = self.recipe.minibatches(len(held), work.ctx.round, client)
-            sizes.append([len(batch) for batch in batches])
-            examples.append(held[np.concatenate(batches)])
-            choices += self.recipe.choices([sum(sizes[-1])], "preparation", work.ctx.round, client)
+            examples.append(held[self.recipe.order(len(held), work.ctx.round, client)])
+            sizes.append(self.recipe.work.sizes(len(held)))
+            choices += self.recipe.choices([len(examples[-1])], "preparation", work.ctx.round, client)
         return Plan.of(examples, choices, sizes)
 
     def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
@@ -148,9 +160,9 @@ class Cohort(InProcess):
             choices += self.recipe.choices([len(examples[-1])], "full preparation", ctx.round, client)
         plan = Plan.of(examples, choices, [[len(mine)] for mine in examples])
         (whole,) = self._minibatches(plan, np.arange(len(cohort)))
-        total = torch.zeros_like(theta)
+        total, gradients_of = torch.zeros_like(theta), self._gradients()
         for chunk in zip(*(torch.split(part, self.recipe.chunk, dim=1) for part in whole), strict=True):
-            total += self._gradients(theta, chunk)[1]
+            total += gradients_of(theta, *chunk)[1]
         return total
 
     def _minibatches(self, plan: "Plan", order: np.ndarray) -> Iterator[Minibatches]:
@@ -179,12 +191,15 @@ class Cohort(InProcess):
             rows.targets.view(*entries.shape, *rows.targets.shape[1:]),
         )
 
-    def _gradients(self, weights: Tensor, minibatches: Minibatches) -> tuple[Tensor, Tensor]:
-        """Each row's loss and gradient."""
-        if self._chain is not None:
-            return self._chain(weights, *minibatches)
+    def _gradients(self) -> Gradients:
+        """A function that gives each row's loss and gradient."""
+        return Chain(self.model) if self.is_chain else self._differentiated
+
+    def _differentiated(
+        self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
         leaf = weights.detach().requires_grad_()
-        losses = self._losses(leaf, *minibatches)
+        losses = self._losses(leaf, inputs, targets, shares)
         (gradients,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradients
 

@@ -1,48 +1,51 @@
 """All cores: one lasting worker for each, one thread each, messages in memory that they share.
 
-Each client is trained by the function that `serial` calls, and results come in the order of the cohort, so that the
-bits are `serial`'s whatever the number of workers. Workers are forked: they see the data of their parent, not copies.
+Each worker is `serial`, or `cohort`, for a part of the cohort at a time: one client, or one group of them. Results come
+in the order of the cohort, so that the bits are theirs whatever the number of workers. Workers are forked: they see the
+data of their parent, not copies.
 """
 
 import multiprocessing
 import signal
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from traceback import format_exc
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Path
-from keel.client import ClientResult, probe_client, train_client
+from keel.client import ClientResult
 from keel.engines.allocator import tune
-from keel.engines.base import Problem, RoundWork
+from keel.engines.base import RoundWork
+from keel.engines.cohort import Cohort
+from keel.engines.serial import Serial
 from keel.errors import KeelError
-from keel.evaluation import Evaluator
-from keel.params import FlatModel
 
 AHEAD = 2
 """Orders that a worker has at a time: one that it works on and one that it goes on with."""
 TRAIN, PROBE, MEASURE = range(3)
-ORDER = struct.Struct("=bqq")
-"""What is to be done, with which client (or part of the test examples), in which slot."""
-DONE = struct.Struct("=q")
-"""How many steps it took; -1 where it failed, and the reason follows."""
+ORDER = struct.Struct("=qq")
+"""What is to be done, in which slot; the clients (or the part of the test examples) follow."""
+DONE = b"done"
+"""What a worker answers; where it failed, the reason comes instead."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one client's round is handed over: its memory and buffers go in, what it gave comes out."""
+    """Where a group's round is handed over, a row for each client: what they know goes in, what they gave comes out."""
 
     memory: Memory
     message: Message
     kept: Memory
     gradient: Tensor
+    steps: Tensor
     loss: Tensor
     buffers: Tensor
 
@@ -68,30 +71,38 @@ class Worker:
 
 
 class Pool:
-    name = "pool"
-
-    def __init__(self, problem: Problem, workers: int):
-        self.problem, self.count = problem, workers
-        model = FlatModel(problem.task.module, problem.task.moving)
-        self.weights, self.buffers = model.weights, model.buffers()
-        self.evaluator = Evaluator(problem.task, problem.local_buffers)
+    def __init__(self, engine: Serial | Cohort, workers: int):
+        self.engine, self.count, self.evaluator = engine, workers, engine.evaluator
+        self.name = "pool" if isinstance(engine, Serial) else engine.name
+        self.weights, self.buffers = engine.model.weights.clone(), engine.model.buffers()
         self.shared: Shared | None = None
         self.workers: list[Worker] = []
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
+        if self._is_small(work):
+            yield from self.engine.probe(work)
+            return
         shared = self._hand_out(work, training=False)
-        for slot, _ in self._done(shared, PROBE, work.cohort.tolist(), work):
-            yield {"gradient": slot.gradient.clone()}
+        groups = list(work.groups(self.engine.group))
+        for slot, group in zip(self._done(shared, PROBE, groups), groups, strict=True):
+            for row in range(len(group.cohort)):
+                yield {"gradient": slot.gradient[row].clone()}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
+        if self._is_small(work):
+            yield from self.engine.train(work)
+            return
         shared = self._hand_out(work, training=True)
-        for slot, steps in self._done(shared, TRAIN, work.cohort.tolist(), work):
-            buffers = None if self.buffers is None else slot.buffers.clone()
-            yield ClientResult(_copies(slot.message), _copies(slot.kept), steps, slot.loss.clone(), buffers)
+        groups = list(work.groups(self.engine.group))
+        for slot, group in zip(self._done(shared, TRAIN, groups), groups, strict=True):
+            for row in range(len(group.cohort)):
+                yield self._result(slot, row)
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         shared = self.shared
-        assert shared is not None, "a model is measured after a round"
+        if shared is None:
+            yield from self.engine.measure(theta, buffers)
+            return
         shared.theta.copy_(theta)
         if buffers is not None:
             shared.buffers.copy_(buffers)
@@ -108,6 +119,16 @@ class Pool:
             worker.process.join()
         self.workers, self.shared = [], None
 
+    def _is_small(self, work: RoundWork) -> bool:
+        """Whether there is nothing to share out, of models that a worker trains in no time."""
+        return 1 < self.engine.group >= len(work.cohort)
+
+    def _result(self, slot: Slot, row: int) -> ClientResult:
+        buffers = None if self.buffers is None else slot.buffers[row].clone()
+        message = {name: value[row].clone() for name, value in slot.message.items()}
+        kept = {name: value[row].clone() for name, value in slot.kept.items()}
+        return ClientResult(message, kept, int(slot.steps[row]), slot.loss[row].clone(), buffers)
+
     def _hand_out(self, work: RoundWork, training: bool) -> Shared:
         """Puts the round and its message where the workers see them."""
         shared = self.shared
@@ -122,20 +143,21 @@ class Pool:
     def _start(self, work: RoundWork, training: bool) -> Shared:
         """Lays out the shared memory for messages of this round's form, and forks the workers."""
         message, kept = self._forms(work) if training else ({}, {})
-        none, memory = torch.zeros(0), work.memories[0]
+        none, memory, rows = torch.zeros(0), work.memories[0], self.engine.group
         buffers = none if self.buffers is None else self.buffers
-        gradient = self.weights if self.problem.recipe.algorithm.probes else none
+        gradient = self.weights if self.engine.recipe.algorithm.probes else none
         shared = Shared(
             _share(torch.zeros(len(astuple(work.ctx)), dtype=torch.float64)),
-            _shares(work.received),
+            {name: _share(value) for name, value in work.received.items()},
             [
                 Slot(
-                    _shares(memory),
-                    _shares(message),
-                    _shares(kept),
-                    _share(gradient),
-                    _share(torch.zeros(())),
-                    _share(buffers),
+                    _shares(memory, rows),
+                    _shares(message, rows),
+                    _shares(kept, rows),
+                    _share(gradient.expand(rows, -1)),
+                    _share(torch.zeros(rows, dtype=torch.int64)),
+                    _share(torch.zeros(rows)),
+                    _share(buffers.expand(rows, -1)),
                 )
                 for _ in range((AHEAD + 1) * self.count)
             ],
@@ -147,7 +169,7 @@ class Pool:
         pipes = [fork.Pipe() for _ in range(self.count)]
         ends = [end for pair in pipes for end in pair]
         for ours, theirs in pipes:
-            process = fork.Process(target=_work, args=(theirs, ends, self.problem, shared), daemon=True)
+            process = fork.Process(target=_work, args=(theirs, ends, self.engine, shared), daemon=True)
             with warnings.catch_warnings():  # newer Pythons warn of threads that a fork leaves behind; ours need none
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
@@ -160,30 +182,26 @@ class Pool:
         """What a report looks like. The function is pure, so one is made up to see."""
         still = torch.zeros_like(self.weights)
         path = Path(still, still, mean_gradient=still, full_gradient=still, velocity=still)
-        algorithm = self.problem.recipe.algorithm
+        algorithm = self.engine.recipe.algorithm
         return algorithm.report(path, work.received, work.memories[0], work.ctx.for_client(1))
 
-    def _done(
-        self, shared: Shared, what: int, items: list[int], work: RoundWork | None = None
-    ) -> Iterator[tuple[Slot, int]]:
-        """Has the workers do something with each item; slot and steps of each, in the order of the items.
+    def _done(self, shared: Shared, what: int, items: Sequence[RoundWork | int]) -> Iterator[Slot]:
+        """Has the workers do something with each group (or part of the test examples); the slots, in their order.
 
         Items begin in their order. One that ends early waits in its slot, and where all slots wait, so do workers.
         """
         free = list(range(len(shared.slots)))
         slot_of: dict[int, int] = {}
-        steps_of: dict[int, int] = {}
+        answered: set[int] = set()
         try:
             for due in range(len(items)):
-                while due not in steps_of:
+                while due not in answered:
                     while (begun := len(slot_of)) < len(items) and free and (worker := self._idle()):
                         slot = slot_of[begun] = free.pop()
-                        if work is not None:
-                            _fill(shared.slots[slot], work, begun)
-                        worker.connection.send_bytes(ORDER.pack(what, items[begun], slot))
+                        worker.connection.send_bytes(ORDER.pack(what, slot) + _filled(shared.slots[slot], items[begun]))
                         worker.orders.append(begun)
-                    steps_of |= self._answers()
-                yield shared.slots[slot_of[due]], steps_of[due]
+                    answered |= self._answers()
+                yield shared.slots[slot_of[due]]
                 free.append(slot_of[due])
         finally:
             if any(worker.orders for worker in self.workers):  # given up in between: the answers are nobody's
@@ -193,16 +211,17 @@ class Pool:
         worker = min(self.workers, key=lambda worker: len(worker.orders))
         return worker if len(worker.orders) < AHEAD else None
 
-    def _answers(self) -> dict[int, int]:
-        """Numbers and steps of orders that were done, one at least."""
-        answers = {}
+    def _answers(self) -> set[int]:
+        """Numbers of orders that were done, one at least."""
+        answers = set()
         ready = wait([worker.connection for worker in self.workers])
         for worker in self.workers:
             if worker.connection in ready:
-                answers[worker.orders.pop(0)] = self._answer(worker)
+                self._answer(worker)
+                answers.add(worker.orders.pop(0))
         return answers
 
-    def _answer(self, worker: Worker) -> int:
+    def _answer(self, worker: Worker) -> None:
         try:
             answer = worker.connection.recv_bytes()
         except (EOFError, ConnectionError):
@@ -210,14 +229,12 @@ class Pool:
             raise OSError(
                 f"a worker process ended (exit code {worker.process.exitcode}); it may have run out of memory"
             ) from None
-        (steps,) = DONE.unpack_from(answer)
-        if steps < 0:
-            kind, _, reason = answer[DONE.size :].decode().partition("\n")
+        if answer != DONE:
+            kind, _, reason = answer.decode().partition("\n")
             raise KeelError(reason) if kind == KeelError.__name__ else RuntimeError(f"in a worker process:\n{reason}")
-        return steps
 
 
-def _work(connection: Connection, ends: Iterable[Connection], problem: Problem, shared: Shared) -> None:
+def _work(connection: Connection, ends: Iterable[Connection], engine: Serial | Cohort, shared: Shared) -> None:
     """A worker: does what it is told until its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone answers it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -226,53 +243,61 @@ def _work(connection: Connection, ends: Iterable[Connection], problem: Problem, 
             end.close()
     torch.set_num_threads(1)
     tune()
-    model = FlatModel(problem.task.module, problem.task.moving)
-    evaluator = Evaluator(problem.task, problem.local_buffers)
+    evaluator = engine.evaluator
     while True:
         try:
-            what, item, slot = ORDER.unpack(connection.recv_bytes())
+            order = connection.recv_bytes()
         except EOFError:
             return
+        what, slot = ORDER.unpack_from(order)
+        items = np.frombuffer(order, np.int64, offset=ORDER.size)
+        answer = DONE
         try:
             if what == MEASURE:
                 evaluator.look_at(shared.theta, shared.buffers if shared.buffers.numel() else None)
-                shared.measured[item] = evaluator.measure(item)
-                steps = 0
+                shared.measured[items[0]] = evaluator.measure(items[0])
             else:
-                steps = _client(what, item, shared, shared.slots[slot], problem, model)
-            answer = DONE.pack(steps)
+                _clients(what, items, shared, shared.slots[slot], engine)
         except KeelError as error:
-            answer = DONE.pack(-1) + f"{KeelError.__name__}\n{error}".encode()
+            answer = f"{KeelError.__name__}\n{error}".encode()
         except Exception:  # whatever it is, the parent raises it
-            answer = DONE.pack(-1) + f"\n{format_exc()}".encode()
+            answer = f"\n{format_exc()}".encode()
         connection.send_bytes(answer)
 
 
-def _client(what: int, client: int, shared: Shared, slot: Slot, problem: Problem, model: FlatModel) -> int:
-    """One client's part of a round, from its slot into its slot; its steps."""
-    recipe, examples = problem.recipe, problem.task.data.held(client)
-    round, clients, cohort, *rates = shared.ctx.tolist()
-    ctx = Context(int(round), int(clients), int(cohort), *rates)
-    buffers = slot.buffers if slot.buffers.numel() else None
+def _clients(what: int, clients: np.ndarray, shared: Shared, slot: Slot, engine: Serial | Cohort) -> None:
+    """A group's part of a round, from its slot into its slot."""
+    round, everybody, cohort, *rates = shared.ctx.tolist()
+    ctx = Context(int(round), int(everybody), int(cohort), *rates)
+    rows = range(len(clients))
+    memories = [{name: value[row] for name, value in slot.memory.items()} for row in rows]
+    buffers = [slot.buffers[row] if slot.buffers.numel() else None for row in rows]
+    work = RoundWork(clients, shared.received, memories, ctx, buffers)
     if what == PROBE:
-        slot.gradient.copy_(probe_client(recipe, model, client, examples, shared.received, ctx, buffers)["gradient"])
-        return 0
-    result = train_client(recipe, model, client, examples, shared.received, slot.memory, ctx, buffers)
-    _put(slot.message, result.message)
-    _put(slot.kept, result.memory)
-    slot.loss.copy_(result.loss)
-    if result.buffers is not None:
-        slot.buffers.copy_(result.buffers)
-    return result.steps
+        for row, message in enumerate(engine.probe(work)):
+            slot.gradient[row] = message["gradient"]
+        return
+    for row, result in enumerate(engine.train(work)):
+        _put(slot.message, row, result.message)
+        _put(slot.kept, row, result.memory)
+        slot.steps[row], slot.loss[row] = result.steps, result.loss
+        if result.buffers is not None:
+            slot.buffers[row] = result.buffers
 
 
-def _fill(slot: Slot, work: RoundWork, number: int) -> None:
-    _put(slot.memory, work.memories[number])
-    if (buffers := work.buffers[number]) is not None:
-        slot.buffers.copy_(buffers)
+def _filled(slot: Slot, item: RoundWork | int) -> bytes:
+    """What is to be worked on, once its memories and buffers are in the slot."""
+    if isinstance(item, int):
+        return np.int64(item).tobytes()
+    for row, (memory, buffers) in enumerate(zip(item.memories, item.buffers, strict=True)):
+        _put(slot.memory, row, memory)
+        if buffers is not None:
+            slot.buffers[row] = buffers
+    return item.cohort.astype(np.int64).tobytes()
 
 
-def _put(place: Message, values: Message) -> None:
+def _put(places: Message, row: int, values: Message) -> None:
+    place = {name: rows[row] for name, rows in places.items()}
     if place.keys() != values.keys() or not _alike(place, values):
         raise KeelError(
             f"algorithm: what it keeps or sends changes its form (from {sorted(place)} to {sorted(values)}), which the "
@@ -290,12 +315,9 @@ def _alike(place: Message, values: Message) -> bool:
     )
 
 
-def _copies(tensors: Message) -> Message:
-    return {name: value.clone() for name, value in tensors.items()}
-
-
-def _shares(tensors: Message) -> Message:
-    return {name: _share(value) for name, value in tensors.items()}
+def _shares(tensors: Message, rows: int) -> Message:
+    """Room for so many of each."""
+    return {name: _share(value.expand(rows, *value.shape)) for name, value in tensors.items()}
 
 
 def _share(like: Tensor) -> Tensor:
