@@ -100,6 +100,12 @@ class ClientResult:
     loss: Tensor
     buffers: Tensor | None = None
 
+    def to(self, device: torch.device) -> "ClientResult":
+        message = {name: value.to(device) for name, value in self.message.items()}
+        memory = {name: value.to(device) for name, value in self.memory.items()}
+        buffers = None if self.buffers is None else self.buffers.to(device)
+        return ClientResult(message, memory, self.steps, self.loss.to(device), buffers)
+
 
 class Seen:
     """Adds up the losses and, if asked for, the gradients along a path: those of each step's first gradient.
@@ -145,20 +151,20 @@ def train_client(
         full = full_gradient(recipe, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
     model.set_buffers(buffers)  # again: a pass for a gradient may have changed them
     velocity = memory["velocity"].clone() if algorithm.local_momentum else None
-    seen = Seen(torch.zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
+    seen = Seen(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
     def step(number: int, minibatch: Examples, choices: np.ndarray | None) -> None:
-        inputs = recipe.prepare(minibatch.inputs, choices)
+        inputs, targets = recipe.prepare(minibatch.inputs, choices).to(w.device), minibatch.targets.to(w.device)
         seen.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
             rewind(recipe.seed, "local", ctx.round, client, number)  # a second gradient has the same dropout
             if point is w:
-                value = loss(model.module(inputs), minibatch.targets).mean()
+                value = loss(model.module(inputs), targets).mean()
                 result = model.gradient(value)
             else:
                 leaf = point.detach().requires_grad_()
-                value = loss(model.at(leaf, inputs), minibatch.targets).mean()
+                value = loss(model.at(leaf, inputs), targets).mean()
                 (result,) = torch.autograd.grad(value, leaf)
             return seen(value.detach(), clipped(result, work.clip))
 
@@ -201,7 +207,8 @@ def full_gradient(recipe: Recipe, model: FlatModel, client: int, examples: Held,
     choices = recipe.choices([len(part) for part in parts], "full preparation", ctx.round, client)
     for part, chosen in zip(parts, choices, strict=True):
         some = examples[part]
-        losses = recipe.loss(model.module(recipe.prepare(some.inputs, chosen)), some.targets)
+        inputs, targets = recipe.prepare(some.inputs, chosen).to(total.device), some.targets.to(total.device)
+        losses = recipe.loss(model.module(inputs), targets)
         total.add_(model.gradient(losses.sum() / len(examples)))
     return total
 

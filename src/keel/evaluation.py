@@ -43,12 +43,13 @@ class Evaluator:
         """Of one part of the test examples: the loss in sum, and of each class how many were right and how many are."""
         data = self.task.data
         examples = data.test[self.parts[part]]
-        targets, outputs = examples.targets, self.model.module(data.prepare(examples.inputs))
+        targets, device = examples.targets, self.model.weights.device
+        outputs = self.model.module(data.prepare(examples.inputs).to(device))
         measured = torch.zeros(self.width, dtype=torch.float64)
-        measured[0] = self.task.loss(outputs, targets).double().sum()
+        measured[0] = self.task.loss(outputs, targets.to(device)).cpu().double().sum()
         if data.classes:
             counted = torch.isin(targets, self.specials, invert=True)
-            right = targets[counted & (outputs.argmax(-1) == targets)]
+            right = targets[counted & (outputs.argmax(-1).cpu() == targets)]
             measured[1 : 1 + data.classes] = torch.bincount(right, minlength=data.classes)
             measured[1 + data.classes :] = torch.bincount(targets[counted], minlength=data.classes)
         return measured

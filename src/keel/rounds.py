@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
-from keel.engines import Problem, RoundWork, cores, make_engine
+from keel.engines import Problem, RoundWork, cores, find_device, make_engine
 from keel.errors import KeelError
 from keel.memories import Memories, on_disk
 from keel.params import FlatModel
@@ -55,7 +55,8 @@ class Training:
         work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
         recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
         self.local_buffers = spec.model.buffers == "local"
-        problem = Problem(task, recipe, self.local_buffers)
+        self.device = find_device(spec.engine.device)
+        problem = Problem(task, recipe, self.local_buffers, self.device)
         self.workers = workers or spec.engine.workers or cores()
         self.engine = make_engine(spec.engine.name, problem, self.workers)
         self.sampler = make_sampler(spec, task)

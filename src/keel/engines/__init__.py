@@ -3,7 +3,10 @@
 import os
 import sys
 
-from keel.engines.base import Engine, Problem, RoundWork
+import torch
+from torch import nn
+
+from keel.engines.base import CPU, Engine, Problem, RoundWork
 from keel.engines.batched import is_chain
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
@@ -15,14 +18,25 @@ FORKS = sys.platform == "linux"
 """Whether processes can be forked with PyTorch in them."""
 COHORT_PARAMETERS = 200_000
 """Above this the arithmetic of one client fills a core and batching no longer pays."""
+DEVICE_PARAMETERS = 5_000_000
+"""Above this the same holds for an accelerator."""
+PLAIN = {nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d}
+PLAIN |= {nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
+"""Layers that do the same whatever their values are."""
 
 
 def make_engine(name: str, problem: Problem, workers: int) -> Engine:
     """The engine of that name, with so many workers if it has any."""
-    match choose(name, problem.task):
+    match choose(name, problem.task, problem.device):
         case "cohort":
-            return Pool(Cohort(problem), workers) if FORKS and workers > 1 else Cohort(problem)
+            shared = FORKS and workers > 1 and problem.device == CPU
+            return Pool(Cohort(problem), workers) if shared else Cohort(problem)
         case "pool":
+            if problem.device != CPU:
+                raise KeelError(
+                    f"engine.name: 'pool' is of processor cores, but engine.device is {str(problem.device)!r}; "
+                    "accepted: 'serial', 'cohort'"
+                )
             if not FORKS:
                 raise KeelError("engine.name: 'pool' needs Linux, where processes fork; accepted: 'serial', 'cohort'")
             return Pool(Serial(problem), workers) if workers > 1 else Serial(problem)  # which has the same bits
@@ -35,18 +49,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def choose(name: str, task: Task) -> str:
+def find_device(name: str) -> torch.device:
+    """The device of that name; for "auto" an accelerator if there is one."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, usable in there.items() if usable)
+    if not there[name]:
+        usable = ", ".join(repr(kind) for kind, usable in there.items() if usable)
+        raise KeelError(f"engine.device: {name!r} is not there; accepted here: 'auto', {usable}")
+    return torch.device(name)
+
+
+def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     """`name`, or for "auto": cohort for small models of plain layers, for the rest pool (serial where none can be).
 
-    A forward pass or a loss of the user's own may branch on its values, which a batched program cannot: there cohort
+    On an accelerator one small model cannot fill the device: there cohort is also for plain convolution nets. A
+    forward pass or a loss of the user's own may branch on its values, which a batched program cannot: there cohort
     has to be asked for by name.
     """
     if name != "auto":
         return name
-    small = sum(p.numel() for p in task.module.parameters()) <= COHORT_PARAMETERS
-    if small and is_chain(task.module) and task.loss is per_example_cross_entropy:
+    parameters = sum(p.numel() for p in task.module.parameters())
+    known_loss = task.loss is per_example_cross_entropy
+    if device != CPU:
+        plain = all(type(part) in PLAIN for part in task.module.modules()) and not task.moving
+        return "cohort" if known_loss and plain and parameters <= DEVICE_PARAMETERS else "serial"
+    if known_loss and parameters <= COHORT_PARAMETERS and is_chain(task.module):
         return "cohort"
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Engine", "Problem", "RoundWork", "choose", "cores", "make_engine"]
+__all__ = ["Engine", "Problem", "RoundWork", "choose", "cores", "find_device", "make_engine"]

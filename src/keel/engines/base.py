@@ -1,16 +1,21 @@
 """What an engine is: a way to run the clients of a round. It knows nothing of the algorithm it carries."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message
 from keel.client import ClientResult, Recipe
 from keel.evaluation import Evaluator
+from keel.params import FlatModel
 from keel.task import Task
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class Problem:
     task: Task
     recipe: Recipe
     local_buffers: bool = False
+    device: torch.device = CPU
+    """Where clients train and models are measured. What the server and the clients keep lies in ordinary memory."""
+
+
+def moved(tensors: Message, device: torch.device) -> Message:
+    return {name: value.to(device) for name, value in tensors.items()}
 
 
 class Engine(Protocol):
@@ -57,12 +68,17 @@ class Engine(Protocol):
 
 
 class InProcess:
-    """Measures in this process. A worker of a pool is given a `group` of clients at a time."""
+    """Computes in this process, on one device. A worker of a pool is given a `group` of clients at a time."""
 
     group = 1
 
     def __init__(self, problem: Problem):
-        self.evaluator = Evaluator(problem.task, problem.local_buffers)
+        self.device, task = problem.device, problem.task
+        if self.device != CPU:
+            task = replace(task, module=deepcopy(task.module).to(self.device))
+        self.recipe, self.data = problem.recipe, task.data
+        self.model = FlatModel(task.module, task.moving)
+        self.evaluator = Evaluator(task, problem.local_buffers)
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         self.evaluator.look_at(theta, buffers)

@@ -6,7 +6,7 @@ rows at once. Agrees with `serial` to rounding.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -16,10 +16,9 @@ from torch.func import vmap
 
 from keel.algorithms.base import Context, Memory, Message, Path
 from keel.client import ClientResult, Seen, clipped, descend
-from keel.engines.base import InProcess, Problem, RoundWork
+from keel.engines.base import CPU, InProcess, Problem, RoundWork, moved
 from keel.engines.batched import Chain, is_chain
 from keel.errors import KeelError
-from keel.params import FlatModel
 from keel.task import per_example_cross_entropy
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -67,19 +66,19 @@ class Cohort(InProcess):
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
-        self.recipe, self.data = problem.recipe, problem.task.data
-        self.model, self.moving = FlatModel(problem.task.module), problem.task.moving
+        self.moving = problem.task.moving
         self.is_chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
         self._losses = vmap(self._loss)
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for group in work.groups(self.group):
-            theta = work.received["theta"].expand(len(group.cohort), -1)
-            for row in self._full_gradients(theta, group.cohort, work.ctx):
+            theta = work.received["theta"].to(self.device).expand(len(group.cohort), -1)
+            for row in self._full_gradients(theta, group.cohort, work.ctx).to(CPU):
                 yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
+        work = replace(work, received=moved(work.received, self.device))
         for group in work.groups(self.group):
             yield from self._train(group)
 
@@ -89,15 +88,15 @@ class Cohort(InProcess):
         steps = plan.steps
         # Longest first, so that those still at work are always the first rows: no client waits or is padded.
         order = np.argsort(-steps, kind="stable")
-        memory = _stacked([work.memories[i] for i in order])
-        column = torch.from_numpy(steps[order]).float()[:, None]
+        memory = moved(_stacked([work.memories[i] for i in order]), self.device)
+        column = torch.from_numpy(steps[order]).float()[:, None].to(self.device)
         w = work.received["theta"].expand(len(order), -1).clone()
         start = w.clone()
         full = None
         if "full_gradient" in algorithm.observes:
             full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
-        seen = Seen(torch.zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
+        seen = Seen(w.new_zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
         gradients_of, rows = self._gradients(), w
         for minibatches in self._minibatches(plan, order):
             active = slice(len(minibatches[2]))
@@ -117,12 +116,14 @@ class Cohort(InProcess):
         mean = None if seen.gradients is None else seen.gradients / column
         path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
         message, memory = algorithm.report(path, work.received, memory, work.ctx.for_client(column))
+        message, memory = moved(message, CPU), moved(memory, CPU)
+        losses = (seen.losses / column[:, 0]).to(CPU).unbind()
         return [
             ClientResult(
                 _row(message, row),
                 {name: value.clone() for name, value in _row(memory, row).items()},  # a view would keep all rows alive
-                int(column[row]),
-                seen.losses[row] / column[row, 0],
+                int(steps[order[row]]),
+                losses[row],
             )
             for row in np.argsort(order)
         ]
@@ -178,6 +179,7 @@ class Cohort(InProcess):
             entries = starts[:rows, block, None] + np.where(real, places, 0)  # filled up with the first example
             inputs, targets = self._gather(plan, entries)
             shares = torch.from_numpy((real / np.maximum(1, sizes[:rows, block, None])).astype(np.float32))
+            shares = shares.to(self.device)
             for step in range(entries.shape[1]):
                 active = int((steps > first + step).sum())
                 yield inputs[:active, step], targets[:active, step], shares[:active, step]
@@ -187,8 +189,8 @@ class Cohort(InProcess):
         rows = self.data.train[plan.examples[flat]]
         inputs = self.data.prepare(rows.inputs, None if plan.choices is None else plan.choices[flat])
         return (
-            inputs.view(*entries.shape, *inputs.shape[1:]),
-            rows.targets.view(*entries.shape, *rows.targets.shape[1:]),
+            inputs.view(*entries.shape, *inputs.shape[1:]).to(self.device),
+            rows.targets.view(*entries.shape, *rows.targets.shape[1:]).to(self.device),
         )
 
     def _gradients(self) -> Gradients:

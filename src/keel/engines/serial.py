@@ -2,26 +2,30 @@
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from keel.algorithms.base import Message
 from keel.client import ClientResult, probe_client, train_client
-from keel.engines.base import InProcess, Problem, RoundWork
-from keel.params import FlatModel
+from keel.engines.base import CPU, InProcess, RoundWork, moved
 
 
 class Serial(InProcess):
     name = "serial"
 
-    def __init__(self, problem: Problem):
-        super().__init__(problem)
-        self.recipe, self.data = problem.recipe, problem.task.data
-        self.model = FlatModel(problem.task.module, problem.task.moving)
-
     def probe(self, work: RoundWork) -> Iterator[Message]:
+        received = moved(work.received, self.device)
         for client, buffers in zip(work.cohort.tolist(), work.buffers, strict=True):
             held = self.data.held(client)
-            yield probe_client(self.recipe, self.model, client, held, work.received, work.ctx, buffers)
+            message = probe_client(self.recipe, self.model, client, held, received, work.ctx, self._here(buffers))
+            yield moved(message, CPU)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
+        received = moved(work.received, self.device)
         for client, memory, buffers in zip(work.cohort.tolist(), work.memories, work.buffers, strict=True):
-            held = self.data.held(client)
-            yield train_client(self.recipe, self.model, client, held, work.received, memory, work.ctx, buffers)
+            held, known = self.data.held(client), moved(memory, self.device)
+            yield train_client(
+                self.recipe, self.model, client, held, received, known, work.ctx, self._here(buffers)
+            ).to(CPU)
+
+    def _here(self, buffers: Tensor | None) -> Tensor | None:
+        return None if buffers is None else buffers.to(self.device)

@@ -98,7 +98,8 @@ def resume(
         if own and value is None:
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
-    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"name": folder.engine})})
+    chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
         training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
         for what, value in _fingerprints(training).items():
@@ -129,6 +130,7 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
     """The folder at `path`, or a telling name below runs/ that is not taken."""
     known = {
         "engine": training.engine.name,
+        "device": str(training.device),
         "title": spec.algorithm.title,
         **_fingerprints(training),
         **environment(),

@@ -134,6 +134,7 @@ class EvaluationSpec(_Table):
 class EngineSpec(_Table):
     name: Literal["auto", "serial", "cohort", "pool"] = "auto"
     workers: Count | None = None
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
 
 class MemorySpec(_Table):
