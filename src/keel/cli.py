@@ -98,7 +98,7 @@ def run(
     """
     from keel.runs.run import run as run_spec
     from keel.runs.spec import make_spec, override, read_spec
-    from keel.terminal import watching
+    from keel.terminal import announcing, watching
 
     options = {
         "algorithm": {"name": algorithm},
@@ -113,7 +113,7 @@ def run(
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
     with watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
-        ended = run_spec(resolved, out=out, hooks=[lambda record, *_: watch(0, record)])
+        ended = run_spec(resolved, out=out, hooks=[lambda record, *_: watch(0, record)], announce=announcing(quiet))
     _report_end(ended.path, ended.summary, as_json)
 
 

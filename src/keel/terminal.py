@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from keel.rounds import Record
+from keel.runs.room import Room
 
 console = Console(highlight=False, markup=False)
 errors = Console(stderr=True, highlight=False, markup=False)
@@ -27,6 +28,11 @@ def fetching(label: str, quiet: bool = False) -> Iterator[Callable[[int, int | N
     with Progress(*columns, console=errors) as bars:
         task = bars.add_task(label, total=None)
         yield lambda there, total: bars.update(task, completed=there, total=total)
+
+
+def announcing(quiet: bool) -> Callable[[Room], None]:
+    """Tells what a run can take, before it begins."""
+    return lambda room: None if quiet else errors.print(f"Takes {room.words()}.", soft_wrap=True)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Ways to deal examples out to clients. Each uses an example at most once and is a pure function of its stream."""
 
+from collections.abc import Iterator
 from math import isfinite
 from typing import Literal
 
@@ -83,19 +84,51 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.
         return one_class(labels, clients, stream)
     pools = [stream.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     left = np.array([len(pool) for pool in pools])
-    prior = left / left.sum()
-    parts = []
-    for mix in stream.dirichlet(alpha * prior, size=clients):
-        taken = np.zeros_like(left)
-        while (missing := size - taken.sum()) > 0:
-            open_mix = np.where(left > taken, mix, 0.0)
-            if open_mix.sum() == 0:  # every class of this client's mix has run out
-                open_mix = left - taken
-            draw = stream.multinomial(missing, open_mix / open_mix.sum())
-            taken += np.minimum(draw, left - taken)
-        parts.append(np.concatenate([pool[n - k : n] for pool, n, k in zip(pools, left, taken, strict=True)]))
-        left = left - taken
-    return Partition.of(parts)
+    mixes = stream.dirichlet(alpha * left / left.sum(), size=clients)
+    taken = np.concatenate(list(_takings(mixes, size, left, stream)))
+    firsts = np.cumsum(left) - np.cumsum(taken, axis=0)  # each class is dealt out from its end
+    counts = taken.reshape(-1)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    indices = np.concatenate(pools)[np.repeat(firsts.reshape(-1), counts) + within]
+    return Partition(indices, np.arange(clients + 1) * size)
+
+
+def _takings(mixes: np.ndarray, size: int, left: np.ndarray, stream: np.random.Generator) -> Iterator[np.ndarray]:
+    """How many examples of each class each client takes, for some clients after the other.
+
+    As long as no class runs out, clients do not depend on each other and are drawn together. Where one does, the
+    draws are taken back, and half as many clients are tried; one alone takes what there is.
+    """
+    begun, some = 0, len(mixes)
+    while begun < len(mixes):
+        before = stream.bit_generator.state
+        mix = np.where(left > 0, mixes[begun : begun + some], 0.0)
+        if (sums := mix.sum(1, keepdims=True)).all():
+            taken = stream.multinomial(size, mix / sums)
+            if np.all((taken.sum(0) < left) | (left == 0)):
+                left = left - taken.sum(0)
+                begun += len(taken)
+                some *= 2
+                yield taken
+                continue
+        stream.bit_generator.state = before
+        some = max(1, min(some, len(mixes) - begun) // 2)
+        if some == 1:
+            alone = _alone(mixes[begun], size, left, stream)
+            left, begun = left - alone, begun + 1
+            yield alone[None]
+
+
+def _alone(mix: np.ndarray, size: int, left: np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    """One client's takings where classes may run out meanwhile."""
+    taken = np.zeros_like(left)
+    while (missing := size - taken.sum()) > 0:
+        open_mix = np.where(left > taken, mix, 0.0)
+        if open_mix.sum() == 0:  # every class of this client's mix has run out
+            open_mix = left - taken
+        draw = stream.multinomial(missing, open_mix / open_mix.sum())
+        taken += np.minimum(draw, left - taken)
+    return taken
 
 
 def one_class(labels: np.ndarray, clients: int, stream: np.random.Generator) -> Partition:

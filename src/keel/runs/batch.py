@@ -3,9 +3,10 @@
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -34,10 +35,15 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
     Ctrl-C reaches the workers too: each finishes its round and saves, and what had not begun is left out.
     """
     context = multiprocessing.get_context("spawn")
+    each = max(1, workers // len(jobs))  # fewer runs than cores share them out
     queue = context.Queue()
     pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin, initargs=(queue,))
     with pool:
-        waiting = [pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path) for i, job in enumerate(jobs)]
+        with _uninterrupted():  # a worker that is still starting could not answer Ctrl-C
+            waiting = [
+                pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path, each)
+                for i, job in enumerate(jobs)
+            ]
         try:
             _follow(waiting, queue, on_round)
             return [future.result() for future in waiting]
@@ -69,10 +75,25 @@ def _begin(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
     _progress = queue
     _stopped.clear()
     signal.signal(signal.SIGINT, lambda *_: _stopped.set())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     tune()
 
 
-def _run(number: int, table: dict[str, Any], path: Path) -> dict[str, Any]:
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits, also for the processes that are begun within, until they say otherwise."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run(number: int, table: dict[str, Any], path: Path, workers: int) -> dict[str, Any]:
     def follow(record: Record, *_: Any) -> None:
         _progress.put((number, record))
         if _stopped.is_set():  # Ctrl-C came before the run could hear it
@@ -80,7 +101,7 @@ def _run(number: int, table: dict[str, Any], path: Path) -> dict[str, Any]:
 
     if _stopped.is_set():
         raise KeyboardInterrupt
-    run = ensure(resolved_spec(table), path, hooks=[follow], workers=1)
+    run = ensure(resolved_spec(table), path, hooks=[follow], workers=workers)
     if run.status == "interrupted":
         _stopped.set()
         raise KeyboardInterrupt

@@ -25,8 +25,8 @@ class Room:
     """What the server keeps."""
 
     def words(self) -> str:
-        each = f"{self.clients:,} clients may keep {_size(self.memory)} each, " if self.memory else ""
-        return f"{each}the server {_size(self.server)}: up to {_size(self.disk)} on disk and {_size(self.ram)} in RAM"
+        each = f" ({self.clients:,} clients may keep {_size(self.memory)} each)" if self.memory else ""
+        return f"up to {_size(self.disk)} on disk{each}, {_size(self.ram)} in RAM besides the data"
 
 
 def room_of(training: Training) -> Room:
@@ -49,8 +49,8 @@ def room_of(training: Training) -> Room:
     return Room(disk, ram, clients if memory else 0, memory, server)
 
 
-def check_room(training: Training, place: Path) -> None:
-    """Refuses a run whose folder would not fit where it is to be."""
+def check_room(training: Training, place: Path) -> Room:
+    """What a run can take; one whose folder would not fit where it is to be is refused."""
     room = room_of(training)
     there = next(parent for parent in [place.absolute(), *place.absolute().parents] if parent.is_dir())
     free = disk_usage(there).free
@@ -62,6 +62,7 @@ def check_room(training: Training, place: Path) -> None:
         if training.spec.algorithm.history(training.sampler.period):
             fields.insert(0, "a smaller algorithm.tau")
         raise KeelError(f"memory: {room.words()}, but {_size(free)} are free; accepted: {', '.join(fields)}")
+    return room
 
 
 def _size(count: int) -> str:

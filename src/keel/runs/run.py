@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,7 +22,7 @@ from keel.errors import KeelError
 from keel.params import Loss, fingerprint, state_fingerprint
 from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
-from keel.runs.room import check_room
+from keel.runs.room import Room, check_room
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
 from keel.task import default_loss, make_task
 
@@ -64,14 +64,18 @@ def run(
     out: str | Path | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
+    announce: Callable[[Room], None] | None = None,
 ) -> Run:
     """Runs the experiment that `spec` describes (a Spec, a table, a TOML file) into a new folder.
 
     A model, data, algorithm or loss that is passed takes the place of the one the spec names. The model's
-    parameters as they are now are the initial ones.
+    parameters as they are now are the initial ones. `announce` hears before anything is written what the run can take.
     """
     spec = _as_spec(spec, model, data, algorithm)
     training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
+    room = check_room(training, Path("runs" if out is None else out))
+    if announce is not None:
+        announce(room)
     folder = _create(spec, training, None if out is None else Path(out))
     with folder.locked():
         return _go(folder, training, training.start(folder.memory_file), hooks)
@@ -135,7 +139,6 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
         **_fingerprints(training),
         **environment(),
     }
-    check_room(training, path or Path("runs"))
     told = {**holdings(training.task.data), "split": split_of(spec.data)}
     if path is not None:
         try:
