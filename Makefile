@@ -18,8 +18,8 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready
-	$(BIN)/python benchmarks/rounds.py
+bench: .venv-bench/ready
+	.venv-bench/bin/python benchmarks/rounds.py
 
 grid: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_grid.toml
@@ -32,7 +32,7 @@ scarce: .venv/ready
 	$(BIN)/python tools/experiment_digits.py results/digits_scarce_grid.toml
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-bench runs
 
 # PyTorch first and by its pin: any other version may bring gigabytes of CUDA along.
 .venv/ready: pyproject.toml constraints.txt
@@ -44,4 +44,12 @@ clean:
 # What tests need besides: every extra, and the tools.
 .venv/dev: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The frameworks that Keel is measured against, apart: they ask for older versions of what it uses.
+.venv-bench/ready: pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/requirements.txt
 	touch $@

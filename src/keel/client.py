@@ -121,9 +121,9 @@ class Seen:
 
     def __call__(self, losses: Tensor, gradients: Tensor) -> Tensor:
         if self.new:
-            self.losses[self.active] += losses
+            self.losses[self.active].add_(losses)
             if self.gradients is not None:
-                self.gradients[self.active] += gradients
+                self.gradients[self.active].add_(gradients)
             self.new = False
         return gradients
 

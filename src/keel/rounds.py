@@ -56,7 +56,7 @@ class Training:
         recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
         self.local_buffers = spec.model.buffers == "local"
         self.device = find_device(spec.engine.device)
-        problem = Problem(task, recipe, self.local_buffers, self.device)
+        problem = Problem(task, recipe, self.local_buffers, spec.engine.compile, self.device)
         self.workers = workers or spec.engine.workers or cores()
         self.engine = make_engine(spec.engine.name, problem, self.workers)
         self.sampler = make_sampler(spec, task)

@@ -27,9 +27,15 @@ PLAIN |= {nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity
 
 def make_engine(name: str, problem: Problem, workers: int) -> Engine:
     """The engine of that name, with so many workers if it has any."""
-    match choose(name, problem.task, problem.device):
+    chosen = choose(name, problem.task, problem.device)
+    if problem.compile and chosen != "cohort":
+        raise KeelError(
+            f"engine.compile: is of the engine 'cohort', not of {chosen!r}; accepted: engine.name = 'cohort'"
+        )
+    match chosen:
         case "cohort":
-            shared = FORKS and workers > 1 and problem.device == CPU
+            # a compiler leaves threads behind, and a process that has some should not fork
+            shared = FORKS and workers > 1 and problem.device == CPU and not problem.compile
             return Pool(Cohort(problem), workers) if shared else Cohort(problem)
         case "pool":
             if problem.device != CPU:

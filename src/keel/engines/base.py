@@ -42,6 +42,7 @@ class Problem:
     task: Task
     recipe: Recipe
     local_buffers: bool = False
+    compile: bool = False
     device: torch.device = CPU
     """Where clients train and models are measured. What the server and the clients keep lies in ordinary memory."""
 

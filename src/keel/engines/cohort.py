@@ -5,16 +5,19 @@ pass of other modules is vmapped over them, with ordinary autograd behind it. Th
 rows at once. Agrees with `serial` to rounding.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad_and_value, vmap
 
-from keel.algorithms.base import Context, Memory, Message, Path
+from keel.algorithms.base import Context, Memory, Message
+from keel.algorithms.base import Path as LocalPath
 from keel.client import ClientResult, Seen, clipped, descend
 from keel.engines.base import CPU, InProcess, Problem, RoundWork, moved
 from keel.engines.batched import Chain, is_chain
@@ -68,7 +71,9 @@ class Cohort(InProcess):
         super().__init__(problem)
         self.moving = problem.task.moving
         self.is_chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
+        self._numbers = prod(self.data.input_shape)
         self._losses = vmap(self._loss)
+        self._compiled = _compile(vmap(grad_and_value(self._loss))) if problem.compile else None
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
@@ -97,11 +102,13 @@ class Cohort(InProcess):
             full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(w.new_zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-        gradients_of, rows = self._gradients(), w
+        gradients_of = self._gradients()
+        rows, moving, mine, ctx = w, velocity, memory, work.ctx.for_client(column)
         for minibatches in self._minibatches(plan, order):
             active = slice(len(minibatches[2]))
-            if len(rows) > active.stop:
-                rows = w[active]
+            if len(rows) > active.stop:  # some are done
+                rows, mine = w[active], {name: value[active] for name, value in memory.items()}
+                moving, ctx = None if velocity is None else velocity[active], work.ctx.for_client(column[active])
             seen.begin_step(active)
 
             def gradient(point: Tensor, rows: Tensor = rows, minibatches: Minibatches = minibatches) -> Tensor:
@@ -109,12 +116,10 @@ class Cohort(InProcess):
                 losses, gradients = gradients_of(point, *minibatches)
                 return seen(losses, clipped(gradients, local.clip))
 
-            mine = {name: value[active] for name, value in memory.items()}
-            u = algorithm.direction(rows, gradient, work.received, mine, work.ctx.for_client(column[active]))
-            moving = None if velocity is None else velocity[active]
+            u = algorithm.direction(rows, gradient, work.received, mine, ctx)
             descend(rows, u, work.ctx.lr, local.weight_decay, moving, algorithm.local_momentum)
         mean = None if seen.gradients is None else seen.gradients / column
-        path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
+        path = LocalPath(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
         message, memory = algorithm.report(path, work.received, memory, work.ctx.for_client(column))
         message, memory = moved(message, CPU), moved(memory, CPU)
         losses = (seen.losses / column[:, 0]).to(CPU).unbind()
@@ -168,21 +173,19 @@ class Cohort(InProcess):
 
     def _minibatches(self, plan: "Plan", order: np.ndarray) -> Iterator[Minibatches]:
         """Each step's minibatches of the clients that are still at work, gathered for some steps at a time."""
-        sizes, steps = plan.sizes[order], plan.steps[order]
-        starts = plan.starts[order]
+        sizes, starts = plan.sizes[order].T, plan.starts[order].T
+        active = (sizes > 0).sum(1).tolist()
         places = np.arange(sizes.max())
-        at_once = max(1, GATHERED // (len(order) * len(places) * prod(self.data.input_shape)))
-        for first in range(0, sizes.shape[1], at_once):
+        at_once = max(1, GATHERED // (len(order) * len(places) * self._numbers))
+        for first in range(0, len(sizes), at_once):
             block = slice(first, first + at_once)
-            rows = int((steps > first).sum())
-            real = places < sizes[:rows, block, None]
-            entries = starts[:rows, block, None] + np.where(real, places, 0)  # filled up with the first example
+            some = sizes[block, : active[first], None]
+            real = places < some
+            entries = starts[block, : active[first], None] + np.where(real, places, 0)  # filled up with the first
             inputs, targets = self._gather(plan, entries)
-            shares = torch.from_numpy((real / np.maximum(1, sizes[:rows, block, None])).astype(np.float32))
-            shares = shares.to(self.device)
-            for step in range(entries.shape[1]):
-                active = int((steps > first + step).sum())
-                yield inputs[:active, step], targets[:active, step], shares[:active, step]
+            shares = torch.from_numpy((real / np.maximum(1, some)).astype(np.float32)).to(self.device)
+            for step, rows in enumerate(active[block]):
+                yield inputs[step, :rows], targets[step, :rows], shares[step, :rows]
 
     def _gather(self, plan: "Plan", entries: np.ndarray) -> tuple[Tensor, Tensor]:
         flat = entries.reshape(-1)
@@ -195,7 +198,14 @@ class Cohort(InProcess):
 
     def _gradients(self) -> Gradients:
         """A function that gives each row's loss and gradient."""
+        if self._compiled is not None:
+            return self._by_program
         return Chain(self.model) if self.is_chain else self._differentiated
+
+    def _by_program(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._compiled is not None
+        gradients, losses = self._compiled(*arguments)
+        return losses, gradients
 
     def _differentiated(
         self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
@@ -207,6 +217,13 @@ class Cohort(InProcess):
 
     def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
         return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()
+
+
+def _compile(program: Gradients) -> Gradients:
+    """The program in machine code. What the compiler makes is kept on disk for the next run."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel" / "compiled"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    return torch.compile(program, fullgraph=True, options={"cpp_wrapper": True})
 
 
 def _row(tensors: Message, row: int) -> Message:

@@ -135,6 +135,7 @@ class EngineSpec(_Table):
     name: Literal["auto", "serial", "cohort", "pool"] = "auto"
     workers: Count | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    compile: bool = False
 
 
 class MemorySpec(_Table):

@@ -1,0 +1,138 @@
+"""Seconds per round of Keel, of a plain PyTorch loop, and of the limit, one of them in a process of its own.
+
+    python benchmarks/own.py keel digits         # prints {"seconds": ..., "start": ...} and nothing else
+
+The limit is what the same local steps cost with nothing around them: one process per core, one thread each, the
+allocator tuned, channels_last, the model as published (ReLU before pooling).
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from workloads import WORKLOADS, Workload
+
+from keel.engines import cores
+from keel.engines.allocator import tune
+from keel.rounds import Training
+from keel.runs.spec import make_spec
+from keel.task import make_task
+
+
+def keel(work: Workload) -> Callable[[], float]:
+    spec = make_spec(
+        {
+            "algorithm": {"name": work.algorithm},
+            "rounds": work.rounds + 1,
+            "local": {"steps": work.steps, "batch": work.batch, "lr": 0.01},
+            "server": {"lr": 1.0},
+            "participation": {"rate": work.cohort / work.clients},
+            "evaluation": {"every": 10**9, "last": 1},
+            "data": {"name": "custom"},
+            "model": {"name": "custom"},
+        }
+    )
+    task = make_task(spec, module=work.module(), data=work.data())
+    training = Training(spec, task)
+
+    def turn() -> float:
+        seconds: list[float] = []
+        training.run(
+            training.start(), [lambda record, position, took: seconds.append(took)], lambda: len(seconds) > work.rounds
+        )
+        return median(seconds[1:])  # in the first the workers start
+
+    return turn
+
+
+def naive(work: Workload) -> Callable[[], float]:
+    """What one would write by hand: a deep copy, an optimiser and a loop over the clients."""
+    module, data = work.published(), work.data()
+
+    def turn() -> float:
+        began = time.perf_counter()
+        for _ in range(work.rounds):
+            copies = []
+            for client in range(work.cohort):
+                local, held = deepcopy(module), data.client(client)
+                inputs = data.prepare(held.inputs)
+                optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
+                for batch in torch.randperm(len(held)).split(work.batch):
+                    optimizer.zero_grad()
+                    cross_entropy(local(inputs[batch]), held.targets[batch]).backward()
+                    optimizer.step()
+                copies.append(local)
+            with torch.no_grad():
+                for parameter, *others in zip(module.parameters(), *(c.parameters() for c in copies), strict=True):
+                    parameter.copy_(torch.stack(others).mean(0))
+        return (time.perf_counter() - began) / work.rounds
+
+    return turn
+
+
+def limit(work: Workload) -> Callable[[], float]:
+    """The bare steps, one process per core."""
+
+    def turn() -> float:
+        fork = multiprocessing.get_context("fork")
+        queue = fork.Queue()
+        share = work.cohort * work.rounds // cores()
+        workers = [fork.Process(target=_bare, args=(work, share, queue)) for _ in range(cores())]
+        for worker in workers:
+            worker.start()
+        seconds = max(queue.get() for _ in workers)
+        for worker in workers:
+            worker.join()
+        return seconds / work.rounds
+
+    return turn
+
+
+def _bare(work: Workload, clients: int, queue: Any) -> None:
+    torch.set_num_threads(1)
+    tune()
+    module, data = work.published(), work.data()
+    held = data.client(0)
+    inputs, targets = data.prepare(held.inputs)[: work.batch], held.targets[: work.batch]
+    if len(work.shape) == 3:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    parameters = list(module.parameters())
+    _step(module, parameters, inputs, targets)
+    began = time.perf_counter()
+    for _ in range(clients * work.steps):
+        _step(module, parameters, inputs, targets)
+    queue.put(time.perf_counter() - began)
+
+
+def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, targets: Tensor) -> None:
+    gradients = torch.autograd.grad(cross_entropy(module(inputs), targets), parameters)
+    with torch.no_grad():
+        torch._foreach_add_(parameters, list(gradients), alpha=-0.01)
+
+
+CONTENDERS: dict[str, Callable[[Workload], Callable[[], float]]] = {"keel": keel, "limit": limit, "naive": naive}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("workload", choices=WORKLOADS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    turn = CONTENDERS[arguments.contender](WORKLOADS[arguments.workload])
+    start = time.perf_counter() - began
+    print(json.dumps({"seconds": turn(), "start": start}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The workloads that contenders are timed on. Data are made up: the arithmetic is the same."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from keel.data.federated import Examples, FederatedData, Partition
+from keel.data.preparation import AsStored, Preparation, Tokens
+from keel.models import build
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A cohort of `cohort` clients, each with `steps` minibatches of `batch`, of `clients` in all."""
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    cohort: int
+    steps: int
+    batch: int
+    rounds: int
+    guard: float
+    """Keel's share of the limit that is not to be exceeded."""
+    algorithm: str = "fedavg"
+
+    def data(self) -> FederatedData:
+        rng = np.random.default_rng(0)
+        held = self.steps * self.batch
+        examples = max(20_000, held) if self.clients * held > 10**7 else self.clients * held
+        text = self.model.endswith("lstm")
+        inputs = rng.integers(0, self.classes, (examples, *self.shape)) if text else rng.random((examples, *self.shape))
+        tensor = torch.from_numpy(inputs.astype(np.uint8 if text else np.float32))
+        train = Examples(tensor, torch.from_numpy(rng.integers(0, self.classes, examples)))
+        indices = np.arange(self.clients * held) % examples
+        partition = Partition(indices, np.arange(self.clients + 1) * held)
+        prepare: Preparation = Tokens() if text else AsStored()
+        return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, prepare)
+
+    def module(self) -> nn.Module:
+        torch.manual_seed(0)
+        return build(self.model, self.shape, self.classes, {})
+
+    def published(self) -> nn.Module:
+        """As it is in the literature."""
+        if self.model != "lenet":
+            return self.module()
+        pooled = [nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        dense = [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, self.classes)]
+        return nn.Sequential(*pooled, nn.Flatten(), *dense)
+
+
+DIGITS: dict[str, Any] = {"model": "mlp", "shape": (64,), "classes": 10, "steps": 8, "batch": 8}
+IMAGES: dict[str, Any] = {"shape": (3, 32, 32), "classes": 10, "clients": 100, "cohort": 10, "steps": 8, "batch": 64}
+WORKLOADS = {
+    "digits": Workload(**DIGITS, clients=100, cohort=10, rounds=40, guard=1.0),
+    "many": Workload(**DIGITS, clients=1000, cohort=100, rounds=10, guard=0.7),
+    "lenet": Workload("lenet", **IMAGES, rounds=1, guard=1.1),
+    "lenet-fedhbm": Workload("lenet", **IMAGES, rounds=1, guard=1.2, algorithm="fedhbm"),
+    "lenet-scaffold": Workload("lenet", **IMAGES, rounds=1, guard=1.2, algorithm="scaffold"),
+    "resnet20": Workload("resnet20", **IMAGES, rounds=1, guard=1.15),
+    "shakespeare": Workload("char_lstm", (80,), 80, 100, 10, 20, 100, rounds=1, guard=1.15),
+    **{
+        f"n={n:,}": Workload(**DIGITS, clients=n, cohort=10, rounds=40, guard=2.0)
+        for n in (10**2, 10**3, 10**4, 10**5, 10**6)
+    },
+}
