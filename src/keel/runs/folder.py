@@ -140,8 +140,9 @@ class RunFolder:
     def records(self) -> list[Record]:
         return _lines(self.metrics)
 
-    def seconds(self) -> float:
-        return sum(line["seconds"] for line in _lines(self.timings))
+    def seconds(self) -> list[float]:
+        """Of each round."""
+        return [line["seconds"] for line in _lines(self.timings)]
 
     def save(self, position: Position) -> None:
         """The position, moved in when it is whole; until then the one before stays."""

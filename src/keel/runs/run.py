@@ -245,7 +245,7 @@ def summarize(folder: RunFolder, training: Training, position: Position, status:
         "class_accuracy": evaluated.get("class_accuracy"),
         "bytes_down": sum(r["bytes_down"] for r in records),
         "bytes_up": sum(r["bytes_up"] for r in records),
-        "seconds": round(folder.seconds(), 3),
+        "seconds": round(sum(folder.seconds()), 3),
         "engine": training.engine.name,
         "seed": spec.seed,
         "parameters": training.parameters,

@@ -129,6 +129,7 @@ class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
+    drift: bool = False
 
 
 class EngineSpec(_Table):
