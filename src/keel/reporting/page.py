@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from keel.reporting.charts import curves, who_holds_what
 from keel.reporting.comparison import Comparison
-from keel.reporting.tables import COLUMNS, cells, explanation, heterogeneity
+from keel.reporting.tables import COLUMNS, explanation, heterogeneity, results
 
 _VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 """The Vega-Lite that Altair writes is the one that is drawn."""
@@ -41,7 +41,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
             for told in held
         ],
         columns=COLUMNS,
-        rows=cells(comparison),
+        rows=results(comparison).rows,
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),
         vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
     )

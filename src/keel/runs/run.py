@@ -135,6 +135,7 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
     known = {
         "engine": training.engine.name,
         "device": str(training.device),
+        "workers": training.workers,
         "title": spec.algorithm.title,
         **_fingerprints(training),
         **environment(),

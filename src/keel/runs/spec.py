@@ -16,6 +16,7 @@ from keel.data.partition import Way
 from keel.errors import KeelError, explain, unknown
 from keel.memories import Precision
 from keel.models import MODELS
+from keel.network import Network
 from keel.schedules import Schedule
 from keel.settings import check_settings, paths
 
@@ -178,6 +179,7 @@ class Spec(_Table):
     evaluation: EvaluationSpec
     engine: EngineSpec
     memory: MemorySpec
+    network: Network | None = None
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -236,6 +238,14 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
                 raise KeelError(f"--set: {key!r}: {name} is a field, not a table")
         place[field] = value
     return result
+
+
+def read_network(assignments: Iterable[str]) -> Network:
+    """The network that "field=value" texts describe."""
+    try:
+        return Network.model_validate(override({}, assignments))
+    except ValidationError as error:
+        raise KeelError(f"network.{explain(error)}") from None
 
 
 def defaults() -> dict[str, Any]:
