@@ -5,8 +5,9 @@ import os
 import shlex
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +43,16 @@ def keel(
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for a wrong option; it has no public name in every version that Keel lives with."""
 
+
+class Format(StrEnum):
+    """The forms of a table."""
+
+    text = "text"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Target = Annotated[
@@ -50,7 +61,7 @@ Target = Annotated[
 ]
 Interval = Annotated[bool, typer.Option("--interval", help="95 % confidence intervals instead of deviations.")]
 Cost = Annotated[bool, typer.Option("--cost", help="Also the cost to reach the target, by the paper's procedure.")]
-Form = Annotated[str, typer.Option("--format", help="text, markdown, latex or csv.")]
+Form = Annotated[Format, typer.Option("--format", help="How the table is printed.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")]
 
 
@@ -171,7 +182,7 @@ def compare(
     interval: Interval = False,
     cost: Cost = False,
     out: Annotated[Path, typer.Option(help="Where the run folders and report.html go.")] = Path("runs/compare"),
-    form: Form = "text",
+    form: Form = Format.text,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -216,7 +227,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Time as in a federation with this network, as up_mbps=5."),
     ] = None,
-    form: Form = "text",
+    form: Form = Format.text,
     as_json: AsJson = False,
 ) -> None:
     """Write a page about any number of runs.
@@ -430,20 +441,18 @@ def _target(text: str | None) -> tuple[str | None, float | None]:
 
 
 def _print_comparison(
-    comparison: "Comparison", form: str, interval: bool, cost: bool, as_json: bool, page: Path
+    comparison: "Comparison", form: Format, interval: bool, cost: bool, as_json: bool, page: Path
 ) -> None:
     from keel.reporting import tables
     from keel.terminal import console
 
-    if form not in get_args(tables.Format):
-        raise KeelError(f"--format: {form!r}; accepted: {', '.join(get_args(tables.Format))}")
     sheets = [tables.results(comparison, interval), *([tables.costs(comparison)] if cost else [])]
     if as_json:
         _print_json(comparison.rows())
-    elif form == "csv":
+    elif form is Format.csv:
         typer.echo(tables.csv_text(comparison), nl=False)
-    elif form != "text":
-        typer.echo("\n\n".join(map(tables.markdown if form == "markdown" else tables.latex, sheets)))
+    elif form is not Format.text:
+        typer.echo("\n\n".join(map(tables.markdown if form is Format.markdown else tables.latex, sheets)))
     else:
         for sheet in sheets:
             console.print(tables.terminal_table(sheet))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from io import StringIO
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -97,7 +97,6 @@ def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
 SHADES = " ░▒▓█"
 COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"]
-Format = Literal["text", "markdown", "latex", "csv"]
 
 
 @dataclass(frozen=True)

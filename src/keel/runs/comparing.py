@@ -1,6 +1,7 @@
 """The runs of a comparison: methods by seeds, by any other fields."""
 
 import os
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,5 +63,5 @@ def run_jobs(jobs: list[Job], quiet: bool) -> list[RunFolder]:
 def _name(spec: Spec, point: list[str]) -> str:
     """A folder's name: the spec's label, with what sets it apart."""
     label, _, seed = spec.label.rpartition("-")
-    parts = [part.split(".")[-1].replace("/", "_") for part in point]
+    parts = [re.sub(r"^[\w.]*\.", "", part).replace("/", "_") for part in point]
     return "-".join([label, *parts, seed])
