@@ -12,7 +12,7 @@ summary.json     how it ended
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
@@ -22,7 +22,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -31,6 +30,17 @@ from keel.errors import KeelError
 from keel.memories import Memories
 from keel.rounds import Position, Record
 from keel.runs.spec import Spec, read_spec, resolved_spec
+
+DTYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""What safetensors calls them."""
 
 
 class RunFolder:
@@ -54,12 +64,12 @@ class RunFolder:
         aside = Path(mkdtemp(prefix=".", dir=path.parent))
         try:
             (aside / "checkpoint").mkdir()
-            _write(aside / "spec.toml", spec.to_toml().encode())
-            _write(aside / "environment.json", (json.dumps(known, indent=2) + "\n").encode())
+            _write(aside / "spec.toml", [spec.to_toml().encode()])
+            _write(aside / "environment.json", [(json.dumps(known, indent=2) + "\n").encode()])
             if holdings is not None:
-                _write(aside / "data.json", (json.dumps(holdings) + "\n").encode())
-            _write(aside / "metrics.jsonl", b"")
-            _write(aside / "timings.jsonl", b"")
+                _write(aside / "data.json", [(json.dumps(holdings) + "\n").encode()])
+            _write(aside / "metrics.jsonl", [])
+            _write(aside / "timings.jsonl", [])
             aside.chmod(0o755)
             aside.rename(path)
         except BaseException:  # also Ctrl-C: nothing half-made stays
@@ -152,10 +162,9 @@ class RunFolder:
         tensors |= {f"memory/{name}": array for name, array in memories.items()}
         if position.buffers is not None:
             tensors["buffers"] = position.buffers.numpy()
-        content = safetensors.numpy.save(tensors, metadata={"round": str(position.round), "form": form})
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
-        _replace(self.checkpoint_file, content)
+        _replace(self.checkpoint_file, _as_safetensors(tensors, {"round": str(position.round), "form": form}))
         position.memories.saved()
 
     def saved_position(self, memories: Memories | None = None) -> Position | None:
@@ -184,12 +193,12 @@ class RunFolder:
         position = self.saved_position(memories)
         for file in (self.metrics, self.timings):
             kept = [line for line in _lines(file) if line["round"] <= (position.round if position else 0)]
-            _replace(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            _replace(file, ["".join(json.dumps(line) + "\n" for line in kept).encode()])
         self.summary_file.unlink(missing_ok=True)
         return position
 
     def finish(self, summary: dict[str, Any]) -> None:
-        _replace(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+        _replace(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])
 
 
 def environment() -> dict[str, Any]:
@@ -217,7 +226,24 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         raise KeelError(f"run: {str(file)!r} is damaged: a line of it is not JSON ({error})") from None
 
 
-def _replace(file: Path, content: bytes) -> None:
+def _as_safetensors(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file in parts, one tensor after the other, which may lie in files: the library would copy them all.
+
+    Its length comes first, then a table of contents, then the numbers.
+    """
+    contents: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, array in tensors.items():
+        begin, end = end, end + array.nbytes
+        contents[name] = {"dtype": DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+    table = json.dumps(contents).encode()
+    table += b" " * (-len(table) % 8)
+    yield len(table).to_bytes(8, "little") + table
+    for array in tensors.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _replace(file: Path, content: Iterable[bytes | memoryview]) -> None:
     aside = file.with_name(f".{file.name}.new")
     try:
         _write(aside, content)
@@ -227,9 +253,9 @@ def _replace(file: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _write(file: Path, content: bytes) -> None:
+def _write(file: Path, content: Iterable[bytes | memoryview]) -> None:
     with file.open("wb") as stream:
-        stream.write(content)
+        stream.writelines(content)
         stream.flush()
         os.fsync(stream.fileno())
 
