@@ -16,6 +16,7 @@ from keel.errors import KeelError, unknown
 from keel.network import Network
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
+from keel.runs.spec import flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
@@ -26,7 +27,7 @@ STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is near enough."""
 
-NO_PART = ("network",)
+NO_PART = ("network", "tracking")
 """Tables of a spec that say nothing about what is computed."""
 
 Table = dict[str, Any]
@@ -225,10 +226,8 @@ def compare(
     """
     groups: dict[str, dict[int, RunFolder]] = {}
     for folder in folders:
-        table = {name: value for name, value in folder.table.items() if name not in NO_PART}
-        seed = table.pop("seed")
-        key = repr((table, _task(folder)))
-        groups.setdefault(key, {}).setdefault(seed, folder)  # a run that was made twice counts once
+        key = repr((_same(folder), _task(folder)))
+        groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # a run that was made twice counts once
     members = [list(group.values()) for group in groups.values()]
     labels = _labels([group[0] for group in members])
     methods = [_method(label, group, network) for label, group in zip(labels, members, strict=True)]
@@ -318,13 +317,18 @@ def _alike(one: Method, other: Method) -> bool:
     return one.setting == other.setting
 
 
+def _same(folder: RunFolder) -> Table:
+    """What the runs of one method share: all of the spec but the seed and what is no part."""
+    return {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
+
+
 def _task(folder: RunFolder) -> tuple[Any, ...]:
     return tuple(folder.environment[what] for what in ("examples_sha256", "parameters", "loss"))
 
 
 def _labels(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
-    flat = [_flatten({k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}) for folder in folders]
+    flat = [flatten(_same(folder)) for folder in folders]
     titles = [folder.title for folder in folders]
     labels = []
     for title, settings in zip(titles, flat, strict=True):
@@ -336,10 +340,3 @@ def _labels(folders: list[RunFolder]) -> list[str]:
 
 def _short(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and "/" in value else value
-
-
-def _flatten(table: Table, prefix: str = "") -> Table:
-    flat: Table = {}
-    for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -7,6 +7,7 @@ metrics.jsonl    a line per round, append-only; no times, so that equal runs hav
 timings.jsonl    the seconds of each round
 checkpoint/      the position to go on from, written aside and moved in
 summary.json     how it ended
+tracking.json    by what names the trackers know it, where there are any
 """
 
 import json
@@ -52,6 +53,7 @@ class RunFolder:
         self.summary_file = path / "summary.json"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
         self.memory_file = path / "checkpoint" / "memories.bin"
+        self.tracking_file = path / "tracking.json"
 
     @classmethod
     def create(
@@ -196,6 +198,15 @@ class RunFolder:
             _replace(file, ["".join(json.dumps(line) + "\n" for line in kept).encode()])
         self.summary_file.unlink(missing_ok=True)
         return position
+
+    @property
+    def tracked_as(self) -> dict[str, str]:
+        """The name of this run with each tracker that was told of it."""
+        return json.loads(self.tracking_file.read_text(encoding="utf-8")) if self.tracking_file.is_file() else {}
+
+    def remember(self, tracker: str, name: str) -> None:
+        """The name by which a resume finds the run with this tracker again."""
+        _replace(self.tracking_file, (json.dumps({**self.tracked_as, tracker: name}) + "\n").encode())
 
     def finish(self, summary: dict[str, Any]) -> None:
         _replace(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])

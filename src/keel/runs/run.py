@@ -24,6 +24,7 @@ from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
 from keel.runs.room import Room, check_room
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
+from keel.runs.tracking import check_trackers, tracked
 from keel.task import default_loss, make_task
 
 CHECKPOINT_SECONDS = 10.0
@@ -72,6 +73,7 @@ def run(
     parameters as they are now are the initial ones. `announce` hears before anything is written what the run can take.
     """
     spec = _as_spec(spec, model, data, algorithm)
+    check_trackers(spec.tracking)
     training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
     room = check_room(training, Path("runs" if out is None else out))
     if announce is not None:
@@ -103,6 +105,7 @@ def resume(
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
         training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
@@ -122,7 +125,7 @@ def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = (), workers: int | No
     if not path.exists():
         return run(spec, out=path, hooks=hooks, workers=workers)
     folder = RunFolder.open(path)
-    if folder.spec != spec:
+    if folder.spec.experiment != spec.experiment:
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
@@ -211,14 +214,15 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
             due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:
-        with interruptible() as interrupted:
-            status = training.run(position, [keep, *hooks], stop=interrupted.is_set)
-        if status == "diverged":  # said first: a position that is not finite must not be gone on from
-            folder.finish(summarize(folder, training, position, status))
-            folder.save(position)
-        else:
-            folder.save(position)
-            folder.finish(summarize(folder, training, position, status))
+        with tracked(folder, training.spec) as track:
+            with interruptible() as interrupted:
+                status = training.run(position, [keep, track, *hooks], stop=interrupted.is_set)
+            if status == "diverged":  # said first: a position that is not finite must not be gone on from
+                folder.finish(summarize(folder, training, position, status))
+                folder.save(position)
+            else:
+                folder.save(position)
+                folder.finish(summarize(folder, training, position, status))
     except OSError as error:
         kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
         raise OSError(f"{error}; {kept}") from error

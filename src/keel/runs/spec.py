@@ -146,6 +146,12 @@ class MemorySpec(_Table):
     keep: Count | None = None
 
 
+class TrackingSpec(_Table):
+    to: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    project: Annotated[str, Field(min_length=1)] = "keel"
+    wandb_mode: Literal["online", "offline"] | None = None
+
+
 def _algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm):
         return value
@@ -180,6 +186,12 @@ class Spec(_Table):
     engine: EngineSpec
     memory: MemorySpec
     network: Network | None = None
+    tracking: TrackingSpec = TrackingSpec()
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """All of it but who is told, which may differ between two starts of one run."""
+        return self.model_dump(exclude_none=True, exclude={"tracking"})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -246,6 +258,14 @@ def read_network(assignments: Iterable[str]) -> Network:
         return Network.model_validate(override({}, assignments))
     except ValidationError as error:
         raise KeelError(f"network.{explain(error)}") from None
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every field under its dotted name, as `--set` takes it."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def defaults() -> dict[str, Any]:
