@@ -102,16 +102,19 @@ def _why(error: Exception) -> str:
 
 
 class TensorBoard:
-    """Event files in the run's folder, written anew from the first round on when a run is gone on with."""
+    """Event files in the run's folder. A resume tells all rounds again, and that those told before do not count."""
 
     has = 0
 
     def __init__(self, folder: RunFolder, spec: Spec):
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step: what earlier event files hold does not count any more
-        self.writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=0, flush_secs=10)
-        self._text("spec", spec.to_toml())
+        path = folder.path / "tensorboard"
+        new = not path.exists()
+        self.writer = SummaryWriter(str(path), purge_step=0, flush_secs=10)
+        if new:
+            self._text("spec", spec.to_toml(), 0)
+            self.writer.flush()
 
     def tell(self, step: int, scalars: Scalars) -> None:
         for name, value in scalars.items():
@@ -119,12 +122,13 @@ class TensorBoard:
 
     def close(self, summary: Summary | None) -> None:
         if summary is not None:
-            self._text("summary", "\n".join(f"{name} = {value}" for name, value in summary.items()))
+            text = "\n".join(f"{name} = {value}" for name, value in summary.items())
+            self._text("summary", text, summary["rounds"])
         self.writer.close()
 
-    def _text(self, name: str, text: str) -> None:
+    def _text(self, name: str, text: str, step: int) -> None:
         """As it stands: in Markdown, four spaces say so."""
-        self.writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), 0)
+        self.writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
 
 
 class WeightsAndBiases:
