@@ -22,11 +22,6 @@ ALL = ["tensorboard", "wandb", "mlflow"]
 SHORT = {"rounds": 12, "evaluation": {"every": 5, "last": 2}}
 Told = list[tuple[str, int, float]]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),  # of SQLAlchemy, in MLflow's own code
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # MLflow leaves its connections to the collector
-]
-
 
 class Killed(BaseException):
     """Stands for a kill."""

@@ -186,6 +186,12 @@ class Comparison:
             for method in self.methods
         ]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from keel.reporting.notebook import comparison_html  # what draws is needed only here
+
+        return comparison_html(self)
+
     def _row(self, method: Method, target: float | None) -> dict[str, Any]:
         base = self.baseline_of(method)
         spent = method.reaches(target) if target is not None else None

@@ -54,6 +54,12 @@ class Run:
     def records(self) -> list[Record]:
         return RunFolder(self.path).records()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the curve and the numbers."""
+        from keel.reporting.notebook import run_html  # a run that nobody looks at needs nothing of it
+
+        return run_html(RunFolder(self.path), self.summary)
+
 
 def run(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
