@@ -42,8 +42,6 @@ def twice_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[keel.Run]
     table = {**SHORT, "tracking": {"to": ALL, "project": "boats", "wandb_mode": "offline"}}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        patch.setenv("WANDB_ERROR_REPORTING", "false")
         with pytest.raises(Killed):
             keel.run(table, out=path, hooks=[kill_at(4)])
         patch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)

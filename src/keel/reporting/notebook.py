@@ -12,7 +12,7 @@ from markupsafe import Markup
 from keel.errors import KeelError
 from keel.reporting.charts import VEGA_LITE, curves
 from keel.reporting.comparison import Comparison, compare
-from keel.reporting.tables import COLUMNS, cells, explanation, percent, size
+from keel.reporting.tables import duration, explanation, percent, results, size
 from keel.runs.folder import RunFolder
 
 _INK, _LINE = "currentColor", "#8884"
@@ -27,8 +27,9 @@ _PAGE = Environment(autoescape=True).from_string(
 
 
 def comparison_html(comparison: Comparison) -> str:
+    sheet = results(comparison)
     return _PAGE.render(
-        picture=_picture(comparison), columns=COLUMNS, rows=cells(comparison), words=explanation(comparison)
+        picture=_picture(comparison), columns=sheet.columns, rows=sheet.rows, words=explanation(comparison)
     )
 
 
@@ -47,7 +48,7 @@ def run_html(folder: RunFolder, summary: dict[str, Any]) -> str:
         "last accuracy": percent(summary["last_accuracy"]),
         "test loss": "-" if loss is None else f"{loss:.4g}",
         "sent": size(summary["bytes_down"] + summary["bytes_up"]),
-        "time": f"{summary['seconds']:.1f} s",
+        "time": duration(summary["seconds"]),
     }
     return _PAGE.render(picture=picture, columns=list(row), rows=[row.values()], words=str(folder.path))
 
