@@ -14,6 +14,8 @@ from shutil import rmtree
 from time import monotonic, time
 from typing import Any, Protocol
 
+from filelock import FileLock
+
 from keel.errors import KeelError
 from keel.rounds import Hook, Record
 from keel.runs.folder import RunFolder
@@ -182,9 +184,9 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        beside = f"sqlite:///{folder.path.absolute().parent / 'mlflow.db'}"
-        with _quiet("mlflow"):
-            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or beside)
+        beside = folder.path.absolute().parent
+        with _quiet("mlflow"), FileLock(beside / ".mlflow.lock"):  # two processes cannot make one database
+            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{beside / 'mlflow.db'}")
         self.has = 0
         if (known := folder.tracked_as.get("mlflow")) is None:
             made = self.client.create_run(self._experiment(spec.tracking.project), run_name=folder.path.name)
