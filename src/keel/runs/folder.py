@@ -206,7 +206,7 @@ class RunFolder:
 
     def remember(self, tracker: str, name: str) -> None:
         """The name by which a resume finds the run with this tracker again."""
-        _replace(self.tracking_file, (json.dumps({**self.tracked_as, tracker: name}) + "\n").encode())
+        _replace(self.tracking_file, [(json.dumps({**self.tracked_as, tracker: name}) + "\n").encode()])
 
     def finish(self, summary: dict[str, Any]) -> None:
         _replace(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])

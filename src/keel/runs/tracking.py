@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from secrets import token_hex
+from shlex import quote
 from shutil import rmtree
 from time import monotonic, time
 from typing import Any, Protocol
@@ -95,7 +96,8 @@ def _start(name: str, folder: RunFolder, spec: Spec) -> Tracker:
     try:
         return TRACKERS[name](folder, spec)
     except Exception as error:
-        mended = f"mend it or take it out of {str(folder.path / 'spec.toml')!r}, then keel resume {folder.path}"
+        resume = f"keel resume {quote(str(folder.path))}"
+        mended = f"mend it or take it out of {str(folder.path / 'spec.toml')!r}, then {resume}"
         raise KeelError(f"tracking.to: {name!r} does not start ({_why(error)}); accepted: {mended}") from error
 
 
