@@ -246,7 +246,7 @@ def _result(folder: RunFolder, training: Training, position: Position) -> Run:
 def summarize(folder: RunFolder, training: Training, position: Position, status: str) -> dict[str, Any]:
     records, spec = folder.records(), training.spec
     last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last and "accuracy" in r]
-    evaluated = next((r for r in reversed(records) if "accuracy" in r), {})
+    evaluated = next((r for r in reversed(records) if "test_loss" in r), {})
     return {
         "status": status,
         "rounds": position.round,

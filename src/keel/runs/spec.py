@@ -190,8 +190,8 @@ class Spec(_Table):
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """All of it but who is told, which may differ between two starts of one run."""
-        return self.model_dump(exclude_none=True, exclude={"tracking"})
+        """All of it but who is told and what is made of its times, which may differ between two starts of one run."""
+        return self.model_dump(exclude_none=True, exclude={"tracking", "network"})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
