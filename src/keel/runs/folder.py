@@ -154,7 +154,7 @@ class RunFolder:
         content = safetensors.numpy.save(tensors, metadata={"round": str(position.round), "form": form})
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
-        _replace(self.checkpoint_file, content)
+        write_whole(self.checkpoint_file, content)
         position.memories.saved()
 
     def saved_position(self, memories: Memories | None = None) -> Position | None:
@@ -183,12 +183,12 @@ class RunFolder:
         position = self.saved_position(memories)
         for file in (self.metrics, self.timings):
             kept = [line for line in _lines(file) if line["round"] <= (position.round if position else 0)]
-            _replace(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_whole(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self.summary_file.unlink(missing_ok=True)
         return position
 
     def finish(self, summary: dict[str, Any]) -> None:
-        _replace(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def environment() -> dict[str, Any]:
@@ -216,7 +216,8 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         raise KeelError(f"run: {str(file)!r} is damaged: a line of it is not JSON ({error})") from None
 
 
-def _replace(file: Path, content: bytes) -> None:
+def write_whole(file: Path, content: bytes) -> None:
+    """The file with this content, moved in when it is whole; until then the one before stays."""
     aside = file.with_name(f".{file.name}.new")
     try:
         _write(aside, content)
