@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.resources import files
 from itertools import islice, product
@@ -97,7 +97,7 @@ class Plan:
     table: dict[str, Any]
     axes: dict[str, Axis]
 
-    @property
+    @cached_property
     def base(self) -> Spec:
         """The spec that is searched around."""
         return make_spec(self.table)
@@ -174,6 +174,14 @@ def parse_over(assignments: Iterable[str]) -> dict[str, Any]:
         else:
             fields[key] = _values(text)
     return fields
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """A number of seeds, or the seeds themselves with commas between them."""
+    values = _values(text)
+    if not all(isinstance(value, int) for value in values):
+        raise KeelError(f"--seeds: {text!r}; accepted: a number as in 3, or seeds as in 100,101")
+    return values[0] if len(values) == 1 and "," not in text else values
 
 
 def name_of(point: Point) -> str:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -241,6 +242,16 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     table[field] = value
 
 
+def flat(table: Mapping[str, Any]) -> list[str]:
+    """The fields of `table` as "key.of.field"."""
+    return [
+        f"{section}.{field}" if field else section
+        for section, value in table.items()
+        for field in (value if isinstance(value, Mapping) else [""])
+    ]
+
+
+@cache
 def defaults() -> dict[str, Any]:
     """Defaults by data set and algorithm, as kept in defaults.toml."""
     return tomllib.loads(files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))

@@ -229,15 +229,17 @@ def _sampler(plan: Plan, asked: int) -> "BaseSampler":
 
 
 def _pruner(plan: Plan) -> "BasePruner":
+    """By name. None of them judges a run in its first tenth, where the accuracy says little."""
     from optuna import pruners
 
-    spec = plan.base
+    rounds = plan.base.rounds
+    first = max(plan.base.evaluation.every, rounds // 10)
     match plan.search.pruner:
         case "median":
-            return pruners.MedianPruner()
+            return pruners.MedianPruner(n_warmup_steps=first)
         case "halving":
-            return pruners.SuccessiveHalvingPruner(min_resource=spec.evaluation.every)
+            return pruners.SuccessiveHalvingPruner(first)
         case "hyperband":
-            return pruners.HyperbandPruner(spec.evaluation.every, spec.rounds * len(plan.seeds))
+            return pruners.HyperbandPruner(first, rounds * len(plan.seeds))
         case _:
             return pruners.NopPruner()
