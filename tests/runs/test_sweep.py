@@ -16,6 +16,7 @@ import pytest
 
 from keel import make_spec
 from keel.runs.folder import RunFolder
+from keel.runs.run import ensure
 from tests.conftest import Called
 
 Keel = Callable[..., Called]
@@ -28,6 +29,12 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """One run after the other: one process to start, and what the pruner sees is always the same."""
     for module in ("sweep", "trials"):
         monkeypatch.setattr(f"keel.runs.{module}.cores", lambda: 1)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process, where how they are spread over others is not the matter."""
+    monkeypatch.setattr("keel.runs.sweep.run_all", lambda jobs, *_: [ensure(job.spec, job.path) for job in jobs])
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -75,7 +82,7 @@ def test_a_grid_over_seeds_is_run_once_and_its_best_point_is_a_spec(keel: Keel, 
     assert "holds a run of another spec" in other.err
 
 
-def test_the_test_set_is_not_chosen_on_unless_asked(keel: Keel, tmp_path: Path) -> None:
+def test_the_test_set_is_not_chosen_on_unless_asked(keel: Keel, tmp_path: Path, in_process: None) -> None:
     """The test labels are all wrong, so that there the rate that learns nothing looks better."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 120)
@@ -139,7 +146,7 @@ def test_a_point_that_optuna_proposes_again_is_not_run_again(keel: Keel, tmp_pat
 
 def test_ctrl_c_stops_trials_and_the_same_command_goes_on(tmp_path: Path) -> None:
     options = ["--method", "optuna", "--points", "3", "--over", "local.lr=0.1..1.0", "--pruner", "median"]
-    command = [sys.executable, "-m", "keel", "sweep", "--rounds", "150", *options, "--out", "o", "--json"]
+    command = [sys.executable, "-m", "keel", "sweep", "--rounds", "60", *options, "--out", "o", "--json"]
     group = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
     until = time.monotonic() + 90
     while time.monotonic() < until and not any(
@@ -160,7 +167,7 @@ def test_ctrl_c_stops_trials_and_the_same_command_goes_on(tmp_path: Path) -> Non
     assert {row["status"] for row in rows} == {"finished"}
 
 
-def test_a_sweep_in_which_everything_diverges_chooses_nothing(keel: Keel, tmp_path: Path) -> None:
+def test_a_sweep_in_which_everything_diverges_chooses_nothing(keel: Keel, tmp_path: Path, in_process: None) -> None:
     called = keel("sweep", *SHORT, "--over", "local.lr=1e30", "--out", "s", "--quiet")
     assert called.code == 1
     assert called.err == "keel: no point finished, so that none is chosen\n"
