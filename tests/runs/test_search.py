@@ -48,6 +48,14 @@ def test_a_points_runs_are_on_the_validation_part_and_its_spec_is_not() -> None:
     assert chosen.evaluation.on == "test"
 
 
+def test_fields_are_named_with_and_without_quotes() -> None:
+    nested = {"local": {"lr": {"low": 0.1, "high": 1.0}, "batch": [4, 8]}}
+    full = {"local.lr": {"low": 0.1, "high": 1.0}, "local.batch": [4, 8]}
+    search = {"method": "random", "points": 2}
+    plans = [make_plan({"search": {**search, "fields": fields}}) for fields in (nested, full)]
+    assert plans[0].axes == plans[1].axes == {"local.lr": Range(low=0.1, high=1.0), "local.batch": [4, 8]}
+
+
 def test_random_points_are_all_different_and_more_begin_with_the_same() -> None:
     fields = {"local.lr": [0.1, 0.2, 0.3], "algorithm.beta": [0.8, 0.9]}
     search = {"method": "random", "fields": fields}

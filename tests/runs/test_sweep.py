@@ -175,6 +175,16 @@ def test_a_sweep_in_which_everything_diverges_chooses_nothing(keel: Keel, tmp_pa
     assert not (tmp_path / "s/best.toml").exists()
 
 
+def test_a_run_that_cannot_be_stops_the_others_at_their_round(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keel.runs.sweep.check_tasks", lambda specs: None)  # which would find it before
+    called = keel("sweep", "--rounds", "1000000", "--over", "data.clients=5000,100", "--out", "s", "--quiet")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "5000 clients for 1500 training examples" in called.err
+    assert not list(tmp_path.glob("s/data.clients=5000/*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

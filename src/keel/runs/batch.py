@@ -65,8 +65,7 @@ class Crew:
                     raise error
             ended = enough(future.done() for future in waiting)
             try:
-                while True:
-                    self.on_round(*self.queue.get(timeout=0 if ended else 0.1))
+                self.on_round(*self.queue.get(timeout=0 if ended else 0.1))
             except Empty:
                 if ended:
                     return

@@ -149,7 +149,7 @@ def make_plan(table: Mapping[str, Any], fixed: Iterable[str] = ()) -> Plan:
         raise KeelError(explain(error, "search")) from None
     named = {} if search.grid is None else _grid(search.grid, base)
     axes = {key: axis for key, axis in named.items() if key not in fixed}
-    for key, value in search.fields.items():
+    for key, value in _fields(search.fields):
         if key in fixed:
             raise KeelError(f"{key}: is searched, and set too; accepted: one of them")
         axes[key] = _axis(key, value)
@@ -214,10 +214,19 @@ def _grid(name: str, base: Spec) -> dict[str, Axis]:
     return {**known[name]["all"], **methods[algorithm]}
 
 
+def _fields(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields with their names in full; TOML has those without quotes as tables in tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not value.keys() & {"low", "high"}:
+            yield from _fields(value, f"{above}{key}.")
+        else:
+            yield above + key, value
+
+
 def _axis(key: str, value: Any) -> Axis:
     if key in FIXED:
         raise KeelError(f"search.fields: {key!r} is not searched; accepted: {FIXED[key]}")
-    if isinstance(value, Mapping) and value.keys() & {"low", "high"}:
+    if isinstance(value, Mapping):
         try:
             return Range.model_validate(value)
         except ValidationError as error:

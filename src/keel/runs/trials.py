@@ -42,39 +42,38 @@ def run_trials(plan: Plan, path: Path, quiet: bool) -> list[Point]:
             storage=storage, study_name=STUDY, load_if_exists=True, direction="maximize", pruner=_pruner(plan)
         )
         _same_search(study, plan, path)
-        before = study.get_trials()
+        before = _proposed(study, plan)
         study.sampler = _sampler(plan, len(before))
         left = total - sum(trial.state.is_finished() for trial in before)
         if left > 0:
-            runs = max(total, len(before)) * len(plan.seeds)
+            runs = total * len(plan.seeds)
             with watching([f"{total} points"] * runs, [plan.base.rounds] * runs, quiet) as watch:
-                _Trials(plan, path, study, watch).run(total)
-        tried = [_point(trial) for trial in study.get_trials() if trial.state.is_finished()]
+                _Trials(plan, path, study, total, watch).run()
+        tried = [_point(trial) for trial in _proposed(study, plan) if trial.state.is_finished()]
         return list({name_of(point): point for point in tried}.values())
 
 
 class _Trials:
     """Keeps as many trials under way as there are cores. A point that is proposed again shares what it gave before."""
 
-    def __init__(self, plan: Plan, path: Path, study: "Study", watch: Watcher):
-        self.plan, self.path, self.study, self.watch = plan, path, study, watch
+    def __init__(self, plan: Plan, path: Path, study: "Study", total: int, watch: Watcher):
+        self.plan, self.path, self.study, self.total, self.watch = plan, path, study, total, watch
         self.space = {key: _distribution(axis) for key, axis in plan.axes.items()}
         self.ended: dict[str, Outcome] = {}
         self.running: dict[str, tuple[Future[Outcome], list[int]]] = {}
 
-    def run(self, total: int) -> None:
-        trials = self.study.get_trials()
-        stopped = [trial for trial in trials if not trial.state.is_finished()]
-        self.ended = {
-            name_of(_point(t)): {"value": t.value, "state": t.state.name} for t in trials if t.state.is_finished()
-        }
+    def run(self) -> None:
+        trials, stopped = _proposed(self.study, self.plan), []
         for trial in trials:
             if trial.state.is_finished():
+                self.ended[name_of(_point(trial))] = {"value": trial.value, "state": trial.state.name}
                 self._show(trial.number)
-        asked, at_once = len(trials), min(cores(), total)
+            else:
+                stopped.append(trial)
+        asked, at_once = len(trials), min(cores(), self.total)
         with crew(at_once, self.watch) as hands:
             while True:
-                while len(self.running) < at_once and (stopped or asked < total):
+                while len(self.running) < at_once and (stopped or asked < self.total):
                     if stopped:
                         trial = stopped.pop(0)
                     else:
@@ -100,7 +99,7 @@ class _Trials:
             runs = [(spec.model_dump(exclude_none=True), path) for spec, path in self.plan.runs(point, self.path)]
             seen = max(trial.intermediate_values, default=0)
             rest = (self.path, trial._trial_id, _pruner(self.plan), seen, workers)
-            self.running[name] = hands.submit(_try, trial.number, runs, *rest), [trial.number]
+            self.running[name] = hands.submit(_try, self._first_line(trial.number), runs, *rest), [trial.number]
 
     def _collect(self) -> None:
         for name, (future, numbers) in list(self.running.items()):
@@ -120,15 +119,19 @@ class _Trials:
     def _show(self, number: int) -> None:
         """All rounds of a trial count as done when it has ended, also those that were not run."""
         for k in range(len(self.plan.seeds)):
-            self.watch(number * len(self.plan.seeds) + k, {"round": self.plan.base.rounds})
+            self.watch(self._first_line(number) + k, {"round": self.plan.base.rounds})
+
+    def _first_line(self, number: int) -> int:
+        """Where the watcher counts the first run of a trial; numbers go beyond the points when fewer are asked for."""
+        return number % self.total * len(self.plan.seeds)
 
 
 def _try(
-    number: int,
+    line: int,
     runs: list[tuple[dict[str, Any], Path]],
     path: Path,
     trial_id: int,
-    pruner: "BasePruner",
+    pruner: "BasePruner | None",
     seen: int,
     workers: int,
 ) -> Outcome:
@@ -148,12 +151,12 @@ def _try(
             def enough(record: Record, spec: Spec = spec, offset: int = offset) -> bool:
                 step = offset + record["round"]
                 due = record["round"] % spec.evaluation.every == 0 and record["round"] < spec.rounds
-                if not due or "accuracy" not in record or step <= seen:
+                if pruner is None or not due or "accuracy" not in record or step <= seen:
                     return False
                 trial.report(record["accuracy"], step)
                 return trial.should_prune()
 
-            summary = run_one(number * len(runs) + k, spec, folder, workers, enough)
+            summary = run_one(line + k, spec, folder, workers, enough)
             if summary["status"] == "diverged":
                 return {"value": WORST, "state": "COMPLETE"}
             if summary["status"] == "interrupted":
@@ -200,6 +203,11 @@ def _same_search(study: "Study", plan: Plan, path: Path) -> None:
     study.set_user_attr("search", search)
 
 
+def _proposed(study: "Study", plan: Plan) -> "list[FrozenTrial]":
+    """The trials whose point is whole; a kill can have cut the last proposal short."""
+    return [trial for trial in study.get_trials() if trial.params.keys() == plan.axes.keys()]
+
+
 def _point(trial: "FrozenTrial") -> Point:
     """What a trial tries. Choices are kept as JSON, since Optuna's own may not be lists."""
     return {key: json.loads(value) if isinstance(value, str) else value for key, value in trial.params.items()}
@@ -228,7 +236,7 @@ def _sampler(plan: Plan, asked: int) -> "BaseSampler":
     return kind(seed=plan.base.seed + asked)
 
 
-def _pruner(plan: Plan) -> "BasePruner":
+def _pruner(plan: Plan) -> "BasePruner | None":
     """By name. None of them judges a run in its first tenth, where the accuracy says little."""
     from optuna import pruners
 
@@ -242,4 +250,4 @@ def _pruner(plan: Plan) -> "BasePruner":
         case "hyperband":
             return pruners.HyperbandPruner(first, rounds * len(plan.seeds))
         case _:
-            return pruners.NopPruner()
+            return None
