@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from keel import KeelError, make_spec
-from keel.runs.comparing import axis, jobs_of
+from keel.runs.comparing import jobs_of
 from keel.runs.price import price
 from tests.conftest import Called
 
@@ -13,10 +13,10 @@ Keel = Callable[..., Called]
 
 
 def test_methods_by_values_by_seeds(tmp_path: Path) -> None:
-    jobs = jobs_of({"rounds": 3, "seed": 7}, ["fedavg", "ghbm"], 2, [axis("data.alpha=0,1.5")], tmp_path)
+    jobs = jobs_of({"rounds": 3, "seed": 7}, ["fedavg", "ghbm"], 2, ["data.alpha=0.0,1.5"], tmp_path)
     assert [job.path.name for job in jobs[:4]] == [
-        "digits-mlp-fedavg-alpha=0-seed7", "digits-mlp-fedavg-alpha=0-seed8",
-        "digits-mlp-fedavg-alpha=1.5-seed7", "digits-mlp-fedavg-alpha=1.5-seed8",
+        "digits-mlp-fedavg-data.alpha=0.0-seed7", "digits-mlp-fedavg-data.alpha=0.0-seed8",
+        "digits-mlp-fedavg-data.alpha=1.5-seed7", "digits-mlp-fedavg-data.alpha=1.5-seed8",
     ]  # fmt: skip
     assert len(jobs) == 8
     assert jobs[2].spec == make_spec({"rounds": 3, "seed": 7, "algorithm": {"name": "fedavg"}, "data": {"alpha": 1.5}})
@@ -28,12 +28,6 @@ def test_settings_of_an_algorithm_are_for_that_one_alone(tmp_path: Path) -> None
     assert ghbm.spec.algorithm.settings()["tau"] == 3
     assert "tau" not in fedavg.spec.algorithm.settings()
     assert [job.spec.algorithm.name for job in jobs_of(table, [], 1, [], tmp_path)] == ["ghbm"]
-
-
-@pytest.mark.parametrize("text", ["local.lr", "local.lr=", "local.lr=0.1,,1", "=1"])
-def test_an_axis_needs_a_field_and_values(text: str) -> None:
-    with pytest.raises(KeelError, match="accepted: field=value,value"):
-        axis(text)
 
 
 def test_a_method_twice_is_refused(tmp_path: Path) -> None:
@@ -84,7 +78,8 @@ def test_the_price_is_that_of_the_run(keel: Keel, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--methods", "fedagv"], "algorithm.name: 'fedagv' is not known; did you mean 'fedavg'?"),
-        (["--over", "local.lr"], "--over: 'local.lr'; accepted: field=value,value,..."),
+        (["--over", "local.lr"], "--over: 'local.lr'; accepted: key=value,value"),
+        (["--over", "local.lr=0.1..1.0"], "--over: local.lr has a range; accepted: local.lr=value,value,..."),
         (["--format", "html", "--methods", "fedavg"], "'html' is not one of 'text', 'markdown', 'latex', 'csv'"),
         (["--set", "network.up=3"], "network"),
     ],

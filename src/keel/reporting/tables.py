@@ -94,6 +94,33 @@ def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
     return "\n".join([title, *lines, f"{'':12}{len(shown)} of {told['clients']:,} clients"])
 
 
+def sweep_table(rows: list[dict[str, Any]], most: int = 20) -> Table:
+    """The points of a sweep, the best first and no more than so many of them."""
+    keys = list(rows[0]["fields"])
+    ends = [key.rpartition(".")[2] for key in keys]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for key, end in zip(keys, ends, strict=True):
+        table.add_column(end if ends.count(end) == 1 else key, justify="right", overflow="fold")
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows[:most]:
+        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["fields"].values()]
+        spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
+        score = "-" if row["score"] is None else f"{100 * row['score']:.1f}{spread} %"
+        remark = "best" if row["best"] else "" if row["status"] == "finished" else row["status"]
+        table.add_row(*values, score, remark)
+    return table
+
+
+def sweep_explanation(rows: list[dict[str, Any]], on: str, most: int = 20) -> str:
+    """What the accuracy is, and how many points the table leaves out."""
+    part = "a validation part of the training data" if on == "validation" else "the test set"
+    seeds = len(rows[0]["scores"])
+    over = f", then mean ± deviation over {seeds} seeds" if seeds > 1 else ""
+    more = f" {len(rows) - most} more points are in sweep.json." if len(rows) > most else ""
+    return f"Accuracy on {part}: the average over the last rounds{over}.{more}"
+
+
 SHADES = " ░▒▓█"
 COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"]

@@ -1,7 +1,6 @@
 """The runs of a comparison: methods by seeds, by any other fields."""
 
 import os
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,21 @@ from typing import Any
 from keel.errors import KeelError
 from keel.runs.batch import Job, run_all
 from keel.runs.folder import RunFolder
-from keel.runs.spec import Spec, make_spec, override
+from keel.runs.search import Point, name_of, parse_over
+from keel.runs.spec import Spec, make_spec, merge, put
 from keel.terminal import watching
 
-Axis = tuple[str, list[str]]
-"""A field and the values it takes, as they are written."""
 
-
-def axis(text: str) -> Axis:
-    """What "local.lr=0.01,0.1" says."""
-    field, equals, values = text.partition("=")
-    if not (field and equals and all(values.split(","))):
-        raise KeelError(f"--over: {text!r}; accepted: field=value,value,... as in data.alpha=0,10000")
-    return field, values.split(",")
-
-
-def jobs_of(table: dict[str, Any], methods: list[str], seeds: int, over: list[Axis], out: Path) -> list[Job]:
+def jobs_of(table: dict[str, Any], methods: list[str], seeds: int, over: list[str], out: Path) -> list[Job]:
     """A run for each method, each combination of values and each seed, in a folder named after them.
 
-    What the table says of an algorithm holds for the method of that name alone.
+    What the table says of an algorithm holds for the method of that name alone. `over` has texts such as
+    "data.alpha=0,10000".
     """
+    axes = parse_over(over)
+    for field, values in axes.items():
+        if not isinstance(values, list):
+            raise KeelError(f"--over: {field} has a range; accepted: {field}=value,value,...")
     given = table.get("algorithm", {})
     methods = methods or [given.get("name", "ghbm")]
     first = table.get("seed", 0)
@@ -37,12 +31,13 @@ def jobs_of(table: dict[str, Any], methods: list[str], seeds: int, over: list[Ax
     jobs = []
     for name in methods:
         own = given if given.get("name", name) == name else {}
-        for values in product(*(values for _, values in over)):
-            point = [f"{field}={value}" for (field, _), value in zip(over, values, strict=True)]
+        for values in product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
             for seed in range(first, first + seeds):
-                whole = override({**table, "algorithm": {**own, "name": name}, "seed": seed}, point)
-                spec = make_spec(whole)
-                jobs.append(Job(spec, out / _name(spec, point)))
+                whole = merge({**table, "algorithm": {**own, "name": name}, "seed": seed})
+                for field, value in point.items():
+                    put(whole, field, value)
+                jobs.append(Job(spec := make_spec(whole), out / _name(spec, point)))
     paths = [job.path for job in jobs]
     if len(set(paths)) < len(paths):
         twice = next(path.name for path in paths if paths.count(path) > 1)
@@ -60,8 +55,7 @@ def run_jobs(jobs: list[Job], quiet: bool) -> list[RunFolder]:
     return [RunFolder.open(job.path) for job in jobs]
 
 
-def _name(spec: Spec, point: list[str]) -> str:
+def _name(spec: Spec, point: Point) -> str:
     """A folder's name: the spec's label, with what sets it apart."""
     label, _, seed = spec.label.rpartition("-")
-    parts = [re.sub(r"^[\w.]*\.", "", part).replace("/", "_") for part in point]
-    return "-".join([label, *parts, seed])
+    return "-".join([label, *([name_of(point)] if point else []), seed])

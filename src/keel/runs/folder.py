@@ -166,7 +166,7 @@ class RunFolder:
             tensors["buffers"] = position.buffers.numpy()
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
-        _replace(self.checkpoint_file, _as_safetensors(tensors, {"round": str(position.round), "form": form}))
+        write_whole(self.checkpoint_file, _as_safetensors(tensors, {"round": str(position.round), "form": form}))
         position.memories.saved()
 
     def saved_position(self, memories: Memories | None = None) -> Position | None:
@@ -195,7 +195,7 @@ class RunFolder:
         position = self.saved_position(memories)
         for file in (self.metrics, self.timings):
             kept = [line for line in _lines(file) if line["round"] <= (position.round if position else 0)]
-            _replace(file, ["".join(json.dumps(line) + "\n" for line in kept).encode()])
+            write_whole(file, ["".join(json.dumps(line) + "\n" for line in kept).encode()])
         self.summary_file.unlink(missing_ok=True)
         return position
 
@@ -206,10 +206,10 @@ class RunFolder:
 
     def remember(self, tracker: str, name: str) -> None:
         """The name by which a resume finds the run with this tracker again."""
-        _replace(self.tracking_file, [(json.dumps({**self.tracked_as, tracker: name}) + "\n").encode()])
+        write_whole(self.tracking_file, [(json.dumps({**self.tracked_as, tracker: name}) + "\n").encode()])
 
     def finish(self, summary: dict[str, Any]) -> None:
-        _replace(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])
+        write_whole(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])
 
 
 def environment() -> dict[str, Any]:
@@ -254,7 +254,8 @@ def _as_safetensors(tensors: dict[str, np.ndarray], metadata: dict[str, str]) ->
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _replace(file: Path, content: Iterable[bytes | memoryview]) -> None:
+def write_whole(file: Path, content: Iterable[bytes | memoryview]) -> None:
+    """The file with this content, moved in when it is whole; until then the one before stays."""
     aside = file.with_name(f".{file.name}.new")
     try:
         _write(aside, content)

@@ -71,12 +71,14 @@ def run(
     out: str | Path | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
     announce: Callable[[Room], None] | None = None,
 ) -> Run:
     """Runs the experiment that `spec` describes (a Spec, a table, a TOML file) into a new folder.
 
     A model, data, algorithm or loss that is passed takes the place of the one the spec names. The model's
     parameters as they are now are the initial ones. `announce` hears before anything is written what the run can take.
+    `stop` is asked after each round whether to leave it at that, as Ctrl-C does.
     """
     spec = _as_spec(spec, model, data, algorithm)
     check_trackers(spec.tracking)
@@ -86,7 +88,7 @@ def run(
         announce(room)
     folder = _create(spec, training, None if out is None else Path(out))
     with folder.locked():
-        return _go(folder, training, training.start(folder.memory_file), hooks)
+        return _go(folder, training, training.start(folder.memory_file), hooks, stop)
 
 
 def resume(
@@ -98,6 +100,7 @@ def resume(
     loss: Loss | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
 
@@ -123,20 +126,33 @@ def resume(
         if folder.ended:
             return _result(folder, training, folder.saved_position() or training.start())
         position = folder.restore(training.memories(folder.memory_file))
-        return _go(folder, training, position or training.start(folder.memory_file), hooks)
+        return _go(folder, training, position or training.start(folder.memory_file), hooks, stop)
 
 
-def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = (), workers: int | None = None) -> Run:
+def ensure(
+    spec: Spec,
+    path: Path,
+    hooks: Sequence[Hook] = (),
+    workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
     """The run of `spec` in `path`: made, gone on with or found finished; with so many workers, if it has any."""
+    if existing(spec, path) is None:
+        return run(spec, out=path, hooks=hooks, workers=workers, stop=stop)
+    return resume(path, hooks=hooks, workers=workers, stop=stop)
+
+
+def existing(spec: Spec, path: Path) -> RunFolder | None:
+    """The folder of the run of `spec` in `path`, however far it came; None where there is nothing."""
     if not path.exists():
-        return run(spec, out=path, hooks=hooks, workers=workers)
+        return None
     folder = RunFolder.open(path)
     if folder.spec.experiment != spec.experiment:
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
             raise KeelError(f"out: {str(path)!r} was made by another version ({what}); accepted: another folder")
-    return resume(path, hooks=hooks, workers=workers)
+    return folder
 
 
 def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
@@ -209,7 +225,9 @@ def _as_spec(
     return make_spec(table)
 
 
-def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook]) -> Run:
+def _go(
+    folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool]
+) -> Run:
     due = [monotonic() + CHECKPOINT_SECONDS]
 
     def keep(record: Record, position: Position, seconds: float) -> None:
@@ -222,7 +240,7 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
     try:
         with tracked(folder, training.spec) as track:
             with interruptible() as interrupted:
-                status = training.run(position, [keep, track, *hooks], stop=interrupted.is_set)
+                status = training.run(position, [keep, track, *hooks], stop=lambda: interrupted.is_set() or stop())
             if status == "diverged":  # said first: a position that is not finite must not be gone on from
                 folder.finish(summarize(folder, training, position, status))
                 folder.save(position)

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -206,7 +207,7 @@ class Spec(_Table):
 def make_spec(table: Mapping[str, Any]) -> Spec:
     """The spec that `table` describes, the rest filled in; a mistake is a KeelError of one line."""
     _check_names(table)
-    full = _merge(*_default_layers(table), table)
+    full = merge(*_default_layers(table), table)
     _settle(full, table)
     return resolved_spec(full)
 
@@ -233,7 +234,7 @@ def read_spec(path: Path) -> dict[str, Any]:
 
 def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`table` with each "key.of.field=value" put in; a value that is not TOML is taken as text."""
-    result = _merge(table)
+    result = merge(table)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (equals and key):
@@ -242,13 +243,7 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        *tables, field = key.split(".")
-        place = result
-        for name in tables:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise KeelError(f"--set: {key!r}: {name} is a field, not a table")
-        place[field] = value
+        put(result, key, value)
     return result
 
 
@@ -268,6 +263,17 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Gives the field "key.of.field" of `table` this value."""
+    *tables, field = key.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise KeelError(f"{key}: {name} is a field, not a table")
+    table[field] = value
+
+
+@cache
 def defaults() -> dict[str, Any]:
     """Defaults by data set and algorithm, as kept in defaults.toml."""
     return tomllib.loads(files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))
@@ -343,13 +349,14 @@ def _check_names(table: Mapping[str, Any]) -> None:
                     raise unknown(section, field, kind.model_fields)
 
 
-def _merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables as one, later ones over earlier ones, field by field; none of them is changed."""
     merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
             if isinstance(value, Mapping):
                 below = merged.get(key, {})
-                merged[key] = _merge(below if isinstance(below, Mapping) else {}, value)
+                merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
             else:
                 merged[key] = value
     return merged
