@@ -1,8 +1,12 @@
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 import torch
 
 from keel.algorithms import make_algorithm
-from keel.engines import FORKS, choose
+from keel.client import ClientResult
+from keel.engines import FORKS, RoundWork, choose
 from keel.models import build
 from keel.params import Loss
 from keel.rounds import Training
@@ -75,3 +79,24 @@ def test_every_sampler_trains_on_every_partition(sampler: str, partition: str) -
     records = records_of(Training(spec, make_task(spec)))
     assert [len(r["cohort"]) for r in records] == [10, 10]
     assert 0 <= records[-1]["accuracy"] <= 1
+
+
+def test_drift_is_the_mean_distance_of_the_clients_and_the_angle_that_of_momentum() -> None:
+    training = uneven_training({"algorithm": {"name": "fedavgm"}, "rounds": 2, "evaluation": {"drift": True}})
+    position, records, thetas = training.start(), [], [training.initial.clone()]
+    reports: list[list[torch.Tensor]] = []
+    train = training.engine.train
+
+    def watched(work: RoundWork) -> Iterator[ClientResult]:
+        reports.append([])
+        for result in train(work):
+            reports[-1].append(result.message["delta"])
+            yield result
+
+    training.engine.train = watched  # type: ignore[method-assign]
+    training.run(position, [lambda r, p, _: (records.append(r), thetas.append(p.server["theta"].clone()))])  # type: ignore[func-returns-value]
+    for record, deltas, before, after in zip(records, reports, thetas, thetas[1:], strict=False):
+        assert record["drift"] == pytest.approx(np.mean([np.linalg.norm(delta.numpy()) for delta in deltas]))
+        assert record["momentum_angle"] == pytest.approx(0, abs=0.1)  # FedAvgM moves along its momentum
+        assert not torch.equal(before, after)
+    assert "drift" not in records_of(uneven_training({"rounds": 1}))[0]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import acos, degrees, isfinite
 from pathlib import Path as FilePath
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -116,6 +117,7 @@ class Training:
             server, more = algorithm.absorb(server, gradients, ctx)
             work = replace(work, received={**received, **traffic.down(more)})
         losses: list[float] = []
+        distances: list[float] = []
         kept: dict[int, Memory] = {}
 
         def receive() -> Iterator[Report]:
@@ -130,6 +132,8 @@ class Training:
                 if memory:
                     kept[client] = memory
                 losses.append(float(result.loss))
+                if self.spec.evaluation.drift and "delta" in result.message:
+                    distances.append(float(torch.linalg.vector_norm(result.message["delta"])))
                 yield Report(traffic.up(result.message), weight, result.steps)
 
         reports = receive()
@@ -141,6 +145,7 @@ class Training:
                 f"algorithm: {type(algorithm).__name__}.aggregate has to return a state whose theta is a model "
                 f"of {self.parameters} parameters"
             )
+        before = position.server["theta"]
         position.round, position.server = t, self._within_budget(position, server)
         position.memories.update(kept)
         position.buffers = position.buffers if mean is None else mean
@@ -149,6 +154,8 @@ class Training:
         theta = position.server["theta"]
         if not torch.isfinite(theta).all():
             return {**record, "diverged": True}
+        if self.spec.evaluation.drift:
+            record |= _drift(distances, work.received.get("m", server.get("m")), before - theta)
         if self._due(t):
             quality = self.engine.evaluator.quality(self.engine.measure(theta, position.buffers))
             if not isfinite(quality["test_loss"]):
@@ -235,6 +242,20 @@ class Traffic:
     def up(self, message: Message) -> Message:
         self.bytes["bytes_up"] += self.counts * size_in_bytes(message)
         return message
+
+
+def _drift(distances: list[float], momentum: Tensor | None, update: Tensor) -> Record:
+    """How far the clients went from the server's model in the mean, and by how many degrees momentum is off the way.
+
+    The way is the server's update of this round; the angle is there for algorithms that have a momentum, once it moves.
+    """
+    record: Record = {"drift": _finite(fmean(distances))} if distances else {}
+    if momentum is not None:
+        lengths = torch.linalg.vector_norm(momentum) * torch.linalg.vector_norm(update)
+        if lengths > 0:
+            cosine = float(torch.dot(momentum, update) / lengths)
+            record["momentum_angle"] = _finite(degrees(acos(max(-1.0, min(1.0, cosine)))))
+    return record
 
 
 def size_in_bytes(message: Message) -> int:

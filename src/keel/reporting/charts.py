@@ -6,6 +6,9 @@ import altair as alt
 
 from keel.reporting.comparison import Comparison
 
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+"""The Vega-Lite that Altair writes is the one that is drawn."""
+
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D1F"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
 

@@ -3,8 +3,9 @@
 Reads run folders as text: it builds no model and imports no algorithm, so that any folder can be looked at.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import sqrt
 from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Any
@@ -12,12 +13,22 @@ from typing import Any
 import numpy as np
 
 from keel.errors import KeelError, unknown
+from keel.network import Network
+from keel.rounds import Record
 from keel.runs.folder import RunFolder
+from keel.runs.spec import flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
 EVALUATIONS = 3
 """Evaluations that such an average has at least."""
+
+STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
+"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is near enough."""
+
+NO_PART = ("network", "tracking")
+"""Tables of a spec that say nothing about what is computed."""
 
 Table = dict[str, Any]
 """A resolved spec, as it stands in spec.toml."""
@@ -36,11 +47,19 @@ class Method:
     """The rounds in which every one of the runs was evaluated."""
     accuracy: np.ndarray
     """A row per seed, a column per round of `rounds`."""
+    loss: np.ndarray
+    """On the test examples, likewise."""
     bytes: np.ndarray
     """Up and down together until each round of `rounds`, mean over the seeds."""
+    seconds: np.ndarray
+    """On the machine that ran it, likewise."""
+    total: "Spent"
+    """Over all rounds, mean over the seeds."""
     final: list[float] | None
     """Each seed's average over the last rounds; None where a run did not finish."""
     status: str
+    folders: list[RunFolder]
+    """Those of the seeds."""
 
     @property
     def algorithm(self) -> str:
@@ -62,30 +81,84 @@ class Method:
         """The sample standard deviation over the seeds; None for a single one."""
         return stdev(self.final) if self.final and len(self.final) > 1 else None
 
-    def reaches(self, target: float) -> tuple[int, int] | None:
-        """The first round at which the accuracy stands at the target, and the bytes until then.
+    @property
+    def accuracy_interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean over the seeds, by Student's t."""
+        if self.final is None or self.accuracy_std is None:
+            return None
+        freedom = len(self.final) - 1
+        return STUDENT[min(freedom, len(STUDENT)) - 1] * self.accuracy_std / sqrt(len(self.final))
+
+    def reaches(self, target: float) -> "Spent | None":
+        """What was spent until the accuracy stands at the target, or None where it never does.
 
         It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds (EVALUATIONS
         of them at least), does: the target is a mean over rounds too, and one lucky round does not count.
         """
-        if self.status == "diverged":
+        column = None if self.status == "diverged" else _stands(self.rounds, self.accuracy.mean(axis=0), target)
+        if column is None:
             return None
-        curve = self.accuracy.mean(axis=0)
-        for column, t in enumerate(self.rounds):
-            first = min(int(np.searchsorted(self.rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
-            if first >= 0 and t >= WINDOW and curve[first : column + 1].mean() >= target:
-                return int(t), int(self.bytes[column])
-        return None
+        return Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))
+
+    def reaches_by_seed(self, target: float) -> list[int | None]:
+        """The round at which each seed's own accuracy stands at the target."""
+        found = [_stands(self.rounds, curve, target) for curve in self.accuracy]
+        return [None if column is None else int(self.rounds[column]) for column in found]
+
+
+@dataclass(frozen=True)
+class Spent:
+    rounds: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it costs to reach the quality of the baseline, by the three steps of the paper (its appendix on cost)."""
+
+    share: float
+    """s = r / T: rounds until the target is reached, of all rounds; 1 where it never is, and for the baseline."""
+    bytes: float
+    """tb = b s, for b bytes in all rounds."""
+    seconds: float
+    """tt = t s, for t seconds in all rounds."""
+    bytes_saved: float
+    """1 - tb / tb of the baseline: a reduction above 0, an increase below."""
+    seconds_saved: float
+
+
+def cost(rounds: int | None, total: Spent, baseline: Spent) -> Cost:
+    """That of a method which reaches the target after so many `rounds`, if it does."""
+    share = min(rounds or total.rounds, total.rounds) / total.rounds
+    spent_bytes, spent_seconds = share * total.bytes, share * total.seconds
+    return Cost(
+        share,
+        spent_bytes,
+        spent_seconds,
+        1 - spent_bytes / baseline.bytes if baseline.bytes else 0.0,
+        1 - spent_seconds / baseline.seconds if baseline.seconds else 0.0,
+    )
+
+
+def _stands(rounds: np.ndarray, curve: np.ndarray, target: float) -> int | None:
+    """The first column at which the mean over the last WINDOW rounds is at the target."""
+    for column, t in enumerate(rounds):
+        first = min(int(np.searchsorted(rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
+        if first >= 0 and t >= WINDOW and curve[first : column + 1].mean() >= target:
+            return column
+    return None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods, each against the final accuracy of the baseline in its own setting."""
+    """Methods, each against a target: the final accuracy of the baseline in its own setting, or one for all."""
 
     methods: list[Method]
     baseline: str
     holdings: list[dict[str, Any]]
     """Who holds what, once for each way that the data were dealt out."""
+    target: float | None = None
 
     def baseline_of(self, method: Method) -> Method | None:
         """The baseline's best in the setting of `method`, or None where it was not run."""
@@ -95,6 +168,8 @@ class Comparison:
     @cached_property
     def targets(self) -> list[float | None]:
         """Each method's target."""
+        if self.target is not None:
+            return [self.target] * len(self.methods)
         found = [self.baseline_of(method) for method in self.methods]
         return [base.accuracy_mean if base else None for base in found]
 
@@ -102,41 +177,71 @@ class Comparison:
         """The table: what `keel demo --json` prints."""
         return [self._row(method, target) for method, target in zip(self.methods, self.targets, strict=True)]
 
+    def places(self) -> list[int | None]:
+        """Each method's place by accuracy among those of its setting, from 1; None for one that did not finish."""
+        return [
+            None
+            if method.accuracy_mean is None
+            else 1 + sum((m.accuracy_mean or 0) > method.accuracy_mean for m in self.methods if _alike(m, method))
+            for method in self.methods
+        ]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from keel.reporting.notebook import comparison_html  # what draws is needed only here
+
+        return comparison_html(self)
+
     def _row(self, method: Method, target: float | None) -> dict[str, Any]:
         base = self.baseline_of(method)
-        cost = method.reaches(target) if target is not None else None
+        spent = method.reaches(target) if target is not None else None
         reference = base.reaches(target) if base and target is not None else None
-        return {
+        row = {
             "algorithm": method.algorithm,
             "label": method.label,
             "seeds": len(method.seeds),
             "status": method.status,
             "accuracy_mean": method.accuracy_mean,
             "accuracy_std": method.accuracy_std,
+            "accuracy_interval": method.accuracy_interval,
+            "accuracy_seeds": method.final,
             "target": target,
-            "rounds_to_target": cost[0] if cost else None,
-            "bytes_to_target": cost[1] if cost else None,
-            "rounds_saved": 1 - cost[0] / reference[0] if cost and reference else None,
-            "bytes_saved": 1 - cost[1] / reference[1] if cost and reference else None,
+            "rounds_to_target": spent.rounds if spent else None,
+            "rounds_to_target_seeds": method.reaches_by_seed(target) if target is not None else None,
+            "bytes_to_target": spent.bytes if spent else None,
+            "seconds_to_target": spent.seconds if spent else None,
+            "rounds_saved": 1 - spent.rounds / reference.rounds if spent and reference else None,
+            "bytes_saved": 1 - spent.bytes / reference.bytes if spent and reference and reference.bytes else None,
         }
+        if base is not None and target is not None and method.total.rounds:
+            # the baseline pays for all its rounds: its final accuracy is what they bought
+            rounds = None if method is base else spent.rounds if spent else None
+            row["cost"] = asdict(cost(rounds, method.total, base.total))
+        return row
 
 
-def compare(folders: list[RunFolder], baseline: str | None = None) -> Comparison:
-    """The runs in these folders, grouped to methods. Without a baseline it is FedAvg, if that is among them."""
+def compare(
+    folders: list[RunFolder],
+    baseline: str | None = None,
+    target: float | None = None,
+    network: Network | None = None,
+) -> Comparison:
+    """The runs in these folders, grouped to methods. Without a baseline it is FedAvg, if that is among them.
+
+    With a network (here, or in the specs) time is what a federation of that kind would need, else that of the machine.
+    """
     groups: dict[str, dict[int, RunFolder]] = {}
     for folder in folders:
-        table = folder.table
-        seed = table.pop("seed")
-        key = repr((table, _task(folder)))
-        groups.setdefault(key, {}).setdefault(seed, folder)  # a run that was made twice counts once
+        key = repr((_same(folder), _task(folder)))
+        groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # a run that was made twice counts once
     members = [list(group.values()) for group in groups.values()]
     labels = _labels([group[0] for group in members])
-    methods = [_method(label, group) for label, group in zip(labels, members, strict=True)]
+    methods = [_method(label, group, network) for label, group in zip(labels, members, strict=True)]
     if not any(len(method.rounds) for method in methods):
         raise KeelError(f"run: {str(folders[0].path)!r} has no accuracy yet; accepted: runs with an evaluation")
     if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
-        raise unknown("--baseline", baseline, set(names))
-    return Comparison(methods, baseline or "fedavg", _holdings([group[0] for group in members]))
+        raise unknown("--target", baseline, set(names))
+    return Comparison(methods, baseline or "fedavg", _holdings([group[0] for group in members]), target)
 
 
 def _holdings(folders: list[RunFolder]) -> list[dict[str, Any]]:
@@ -148,14 +253,18 @@ def _holdings(folders: list[RunFolder]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _method(label: str, group: list[RunFolder]) -> Method:
+def _method(label: str, group: list[RunFolder], network: Network | None) -> Method:
     histories = [folder.records() for folder in group]
-    evaluated = [{r["round"]: r["accuracy"] for r in history if "accuracy" in r} for history in histories]
+    evaluated = [{r["round"]: r for r in history if "accuracy" in r} for history in histories]
     known = [of_run for of_run in evaluated if of_run]  # a run that has just begun, or diverged at once, has none
     rounds = sorted(set.intersection(*map(set, known))) if known else []
     traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories if history]
+    clocks = [
+        np.cumsum(_seconds(folder, history, network))
+        for folder, history in zip(group, histories, strict=True)
+        if history
+    ]
     columns = np.array(rounds, dtype=np.int64) - 1
-    bytes_sent = [run[columns] for run in traffic if rounds and len(run) >= rounds[-1]]
     summaries = [folder.summary or {"status": "running" if folder.busy else "stopped"} for folder in group]
     states = {summary["status"] for summary in summaries}
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
@@ -165,11 +274,58 @@ def _method(label: str, group: list[RunFolder]) -> Method:
         _task(group[0]),
         [folder.table["seed"] for folder in group],
         np.array(rounds, dtype=np.int64),
-        np.array([[of_run[t] for t in rounds] for of_run in known]),
-        np.mean(bytes_sent, axis=0) if bytes_sent else np.zeros(0),
+        np.array([[of_run[t]["accuracy"] for t in rounds] for of_run in known]),
+        np.array([[of_run[t].get("test_loss", np.nan) for t in rounds] for of_run in known]),
+        _at(columns, traffic),
+        _at(columns, clocks),
+        Spent(
+            max(map(len, histories)),
+            round(fmean([run[-1] for run in traffic])) if traffic else 0,
+            fmean([clock[-1] for clock in clocks if len(clock)] or [0.0]),
+        ),
         None if len(finals) < len(group) else finals,
         next((s for s in ("diverged", "interrupted", "stopped", "running") if s in states), "finished"),
+        group,
     )
+
+
+def _seconds(folder: RunFolder, history: list[Record], network: Network | None) -> list[float]:
+    """Of each round: on the machine, or in a federation with a network, its own if it has one and none is given."""
+    measured = folder.seconds()
+    if network is None and "network" in folder.table:
+        network = Network(**folder.table["network"])
+    if network is None or not measured:
+        return measured
+    # the median round has no evaluation in it, and not the start of the workers
+    at_once = 1 if folder.engine in ("serial", "cohort") else folder.environment["workers"]
+    computing = float(np.median(measured)) * at_once / len(history[0]["cohort"])
+    seed = folder.table["seed"]
+    return [
+        network.round_seconds(
+            seed,
+            record["round"],
+            record["cohort"],
+            record["bytes_down"] / len(record["cohort"]),
+            record["bytes_up"] / len(record["cohort"]),
+            computing,
+        )
+        for record in history
+    ]
+
+
+def _at(columns: np.ndarray, series: list[np.ndarray]) -> np.ndarray:
+    """The mean of those series that are long enough, at these columns."""
+    long = [each[columns] for each in series if len(columns) and len(each) > columns[-1]]
+    return np.mean(long, axis=0) if long else np.zeros(len(columns))
+
+
+def _alike(one: Method, other: Method) -> bool:
+    return one.setting == other.setting
+
+
+def _same(folder: RunFolder) -> Table:
+    """What the runs of one method share: all of the spec but the seed and what is no part."""
+    return {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
 
 
 def _task(folder: RunFolder) -> tuple[Any, ...]:
@@ -178,7 +334,7 @@ def _task(folder: RunFolder) -> tuple[Any, ...]:
 
 def _labels(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
-    flat = [_flatten({k: v for k, v in folder.table.items() if k != "seed"}) for folder in folders]
+    flat = [flatten(_same(folder)) for folder in folders]
     titles = [folder.title for folder in folders]
     labels = []
     for title, settings in zip(titles, flat, strict=True):
@@ -190,10 +346,3 @@ def _labels(folders: list[RunFolder]) -> list[str]:
 
 def _short(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and "/" in value else value
-
-
-def _flatten(table: Table, prefix: str = "") -> Table:
-    flat: Table = {}
-    for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

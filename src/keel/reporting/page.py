@@ -5,16 +5,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import vl_convert
-from altair import SCHEMA_VERSION
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.reporting.charts import curves, who_holds_what
+from keel.reporting.charts import VEGA_LITE, curves, who_holds_what
 from keel.reporting.comparison import Comparison
-from keel.reporting.tables import COLUMNS, cells, explanation, heterogeneity
-
-_VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-"""The Vega-Lite that Altair writes is the one that is drawn."""
+from keel.reporting.tables import COLUMNS, explanation, heterogeneity, results
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
@@ -41,9 +37,9 @@ def write_report(comparison: Comparison, path: Path) -> None:
             for told in held
         ],
         columns=COLUMNS,
-        rows=cells(comparison),
+        rows=results(comparison).rows,
         charts=Markup(json.dumps(charts).replace("<", "\\u003c")),
-        vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
+        vega=Markup(vl_convert.javascript_bundle(vl_version=VEGA_LITE)),  # type: ignore[call-arg]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")  # a full disk must not spoil an earlier page
@@ -68,5 +64,5 @@ def write_charts(comparison: Comparison, folder: Path) -> None:
             .configure_legend(orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1, symbolStrokeWidth=2.5)
         )
         (folder / f"accuracy-over-{over}.svg").write_text(
-            vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=_VERSION), encoding="utf-8"
+            vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=VEGA_LITE), encoding="utf-8"
         )

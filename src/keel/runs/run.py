@@ -24,6 +24,7 @@ from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
 from keel.runs.room import Room, check_room
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
+from keel.runs.tracking import check_trackers, tracked
 from keel.task import default_loss, make_task
 
 CHECKPOINT_SECONDS = 10.0
@@ -53,6 +54,12 @@ class Run:
     def records(self) -> list[Record]:
         return RunFolder(self.path).records()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the curve and the numbers."""
+        from keel.reporting.notebook import run_html  # a run that nobody looks at needs nothing of it
+
+        return run_html(RunFolder(self.path), self.summary)
+
 
 def run(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
@@ -74,6 +81,7 @@ def run(
     `stop` is asked after each round whether to leave it at that, as Ctrl-C does.
     """
     spec = _as_spec(spec, model, data, algorithm)
+    check_trackers(spec.tracking)
     training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
     room = check_room(training, Path("runs" if out is None else out))
     if announce is not None:
@@ -106,6 +114,7 @@ def resume(
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
         training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
@@ -138,7 +147,7 @@ def existing(spec: Spec, path: Path) -> RunFolder | None:
     if not path.exists():
         return None
     folder = RunFolder.open(path)
-    if folder.spec != spec:
+    if folder.spec.experiment != spec.experiment:
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
@@ -151,6 +160,7 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
     known = {
         "engine": training.engine.name,
         "device": str(training.device),
+        "workers": training.workers,
         "title": spec.algorithm.title,
         **_fingerprints(training),
         **environment(),
@@ -228,14 +238,15 @@ def _go(
             due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:
-        with interruptible() as interrupted:
-            status = training.run(position, [keep, *hooks], stop=lambda: interrupted.is_set() or stop())
-        if status == "diverged":  # said first: a position that is not finite must not be gone on from
-            folder.finish(summarize(folder, training, position, status))
-            folder.save(position)
-        else:
-            folder.save(position)
-            folder.finish(summarize(folder, training, position, status))
+        with tracked(folder, training.spec) as track:
+            with interruptible() as interrupted:
+                status = training.run(position, [keep, track, *hooks], stop=lambda: interrupted.is_set() or stop())
+            if status == "diverged":  # said first: a position that is not finite must not be gone on from
+                folder.finish(summarize(folder, training, position, status))
+                folder.save(position)
+            else:
+                folder.save(position)
+                folder.finish(summarize(folder, training, position, status))
     except OSError as error:
         kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
         raise OSError(f"{error}; {kept}") from error
@@ -253,7 +264,7 @@ def _result(folder: RunFolder, training: Training, position: Position) -> Run:
 def summarize(folder: RunFolder, training: Training, position: Position, status: str) -> dict[str, Any]:
     records, spec = folder.records(), training.spec
     last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last and "accuracy" in r]
-    evaluated = next((r for r in reversed(records) if "accuracy" in r), {})
+    evaluated = next((r for r in reversed(records) if "test_loss" in r), {})
     return {
         "status": status,
         "rounds": position.round,
@@ -263,7 +274,7 @@ def summarize(folder: RunFolder, training: Training, position: Position, status:
         "class_accuracy": evaluated.get("class_accuracy"),
         "bytes_down": sum(r["bytes_down"] for r in records),
         "bytes_up": sum(r["bytes_up"] for r in records),
-        "seconds": round(folder.seconds(), 3),
+        "seconds": round(sum(folder.seconds()), 3),
         "engine": training.engine.name,
         "seed": spec.seed,
         "parameters": training.parameters,

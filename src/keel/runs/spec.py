@@ -17,6 +17,7 @@ from keel.data.partition import Way
 from keel.errors import KeelError, explain, unknown
 from keel.memories import Precision
 from keel.models import MODELS
+from keel.network import Network
 from keel.schedules import Schedule
 from keel.settings import check_settings, paths
 
@@ -130,6 +131,7 @@ class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
+    drift: bool = False
 
 
 class EngineSpec(_Table):
@@ -143,6 +145,12 @@ class MemorySpec(_Table):
     ram_gb: Positive = 4.0
     precision: Precision = "float32"
     keep: Count | None = None
+
+
+class TrackingSpec(_Table):
+    to: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    project: Annotated[str, Field(min_length=1)] = "keel"
+    wandb_mode: Literal["online", "offline"] | None = None
 
 
 def _algorithm(value: Any) -> Algorithm:
@@ -178,6 +186,13 @@ class Spec(_Table):
     evaluation: EvaluationSpec
     engine: EngineSpec
     memory: MemorySpec
+    network: Network | None = None
+    tracking: TrackingSpec = TrackingSpec()
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """All of it but who is told and what is made of its times, which may differ between two starts of one run."""
+        return self.model_dump(exclude_none=True, exclude={"tracking", "network"})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -242,13 +257,20 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     table[field] = value
 
 
-def flat(table: Mapping[str, Any]) -> list[str]:
-    """The fields of `table` as "key.of.field"."""
-    return [
-        f"{section}.{field}" if field else section
-        for section, value in table.items()
-        for field in (value if isinstance(value, Mapping) else [""])
-    ]
+def read_network(assignments: Iterable[str]) -> Network:
+    """The network that "field=value" texts describe."""
+    try:
+        return Network.model_validate(override({}, assignments))
+    except ValidationError as error:
+        raise KeelError(f"network.{explain(error)}") from None
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every field under its dotted name, as `--set` takes it."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 @cache

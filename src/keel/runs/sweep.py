@@ -46,8 +46,8 @@ def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep
     best = None
     if chosen is not None:
         best = path / "best.toml"
-        write_whole(best, plan.chosen(chosen["fields"]).to_toml().encode())
-    write_whole(path / "sweep.json", (json.dumps({**plan.described(), "points": rows}, indent=2) + "\n").encode())
+        write_whole(best, [plan.chosen(chosen["fields"]).to_toml().encode()])
+    write_whole(path / "sweep.json", [(json.dumps({**plan.described(), "points": rows}, indent=2) + "\n").encode()])
     return Sweep(path, rows, best)
 
 
