@@ -243,7 +243,10 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        put(result, key, value)
+        try:
+            put(result, key, value)
+        except KeelError as error:
+            raise KeelError(f"--set: {error}") from None
     return result
 
 
