@@ -206,10 +206,18 @@ class Spec(_Table):
 
 def make_spec(table: Mapping[str, Any]) -> Spec:
     """The spec that `table` describes, the rest filled in; a mistake is a KeelError of one line."""
+    table = _given(table)
     _check_names(table)
     full = merge(*_default_layers(table), table)
     _settle(full, table)
     return resolved_spec(full)
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the fields that are None, which is how Python says that they are not given."""
+    return {
+        key: _given(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
+    }
 
 
 def resolved_spec(table: Mapping[str, Any]) -> Spec:
@@ -243,7 +251,10 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        put(result, key, value)
+        try:
+            put(result, key, value)
+        except KeelError as error:
+            raise KeelError(f"--set: {error}") from None
     return result
 
 
