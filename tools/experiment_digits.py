@@ -15,11 +15,12 @@ import altair as alt
 
 from keel.reporting.charts import COLOURS, DASHES
 from keel.reporting.comparison import Comparison, Method, compare
-from keel.reporting.tables import accuracy, size
+from keel.reporting.tables import accuracy
 from keel.runs.batch import Job, run_all
 from keel.runs.folder import RunFolder
 from keel.runs.spec import make_spec, override
 from keel.terminal import watching
+from keel.units import size
 
 ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"

@@ -449,8 +449,8 @@ def _with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, A
 
 
 def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
-    from keel.reporting.tables import percent, size
     from keel.terminal import console, errors
+    from keel.units import percent, size
 
     if as_json:
         _print_json({**summary, "path": str(path)})
@@ -471,9 +471,9 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
 
 def _print_price(specs: list["Spec"], as_json: bool) -> None:
     """What runs would take together; those that differ in the seed alone are measured once."""
-    from keel.reporting.tables import duration, size
     from keel.runs.price import price
     from keel.terminal import console
+    from keel.units import duration, size
 
     groups: dict[str, list[Spec]] = {}
     for spec in specs:

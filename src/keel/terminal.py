@@ -8,6 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from keel.rounds import Record
 from keel.runs.room import Room
+from keel.units import percent, size
 
 console = Console(highlight=False, markup=False)
 errors = Console(stderr=True, highlight=False, markup=False)
@@ -52,18 +53,26 @@ def watching(labels: list[str], rounds: list[int], quiet: bool = False) -> Itera
 
 
 class _Watched:
-    """Adds up the rounds of the runs that share a label."""
+    """Adds up the rounds and the bytes of the runs that share a label."""
 
     def __init__(self, labels: list[str], show: Callable[[str, int, str], None]):
         self.labels, self.show = labels, show
         self.done = [0] * len(labels)
+        self.bytes = dict.fromkeys(labels, 0)
+        self.accuracy = dict.fromkeys(labels, "")
+        self.diverged = dict.fromkeys(labels, 0)
 
     def __call__(self, number: int, record: Record) -> None:
         self.done[number] = record["round"]
         label = self.labels[number]
+        self.bytes[label] += record["bytes_down"] + record["bytes_up"]
+        self.diverged[label] += bool(record.get("diverged"))
+        if "accuracy" in record:
+            self.accuracy[label] = percent(record["accuracy"])
         done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
-        state = f"{100 * record['accuracy']:5.1f} %" if "accuracy" in record else ""
-        self.show(label, done, "diverged" if record.get("diverged") else state)
+        failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
+        state = "  ".join(part for part in (self.accuracy[label], size(self.bytes[label]), failed) if part)
+        self.show(label, done, state)
 
 
 class _Bars:
@@ -74,10 +83,7 @@ class _Bars:
         }
 
     def __call__(self, label: str, done: int, state: str) -> None:
-        task = self.tasks[label]
-        self.bars.update(task, completed=done)
-        if state:
-            self.bars.update(task, state=state)
+        self.bars.update(self.tasks[label], completed=done, state=state)
 
 
 class _Lines:
@@ -89,9 +95,9 @@ class _Lines:
 
     def __call__(self, label: str, done: int, state: str) -> None:
         tenths = 10 * done // self.totals[label]
-        if tenths > self.tenths[label] or state == "diverged":
+        if tenths > self.tenths[label] or state.endswith("diverged"):
             self.tenths[label] = tenths
-            errors.print(f"{label}: {done} of {self.totals[label]} rounds {state}".rstrip())
+            errors.print(f"{label}: {done} of {self.totals[label]} rounds  {state}")
 
 
 def _bars() -> Progress:

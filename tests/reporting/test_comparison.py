@@ -12,9 +12,10 @@ from keel.network import Network
 from keel.randomness import draws
 from keel.reporting.comparison import Comparison, Spent, compare, cost
 from keel.reporting.page import write_charts, write_report
-from keel.reporting.tables import csv_text, explanation, latex, markdown, results, saving, size
+from keel.reporting.tables import csv_text, explanation, latex, markdown, results, saving
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
+from keel.units import size
 
 
 def known(spec: Spec, **changes: object) -> dict[str, object]:

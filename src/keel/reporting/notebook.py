@@ -12,8 +12,9 @@ from markupsafe import Markup
 from keel.errors import KeelError
 from keel.reporting.charts import VEGA_LITE, curves
 from keel.reporting.comparison import Comparison, compare
-from keel.reporting.tables import duration, explanation, percent, results, size
+from keel.reporting.tables import explanation, results
 from keel.runs.folder import RunFolder
+from keel.units import duration, percent, size
 
 _INK, _LINE = "currentColor", "#8884"
 _PAGE = Environment(autoescape=True).from_string(

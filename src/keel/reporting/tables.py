@@ -12,19 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keel.reporting.comparison import WINDOW, Comparison
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def size(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= divisor:
-            return f"{value / divisor:.1f} {unit}"
-    return f"{value:.0f} B"
+from keel.units import duration, percent, size
 
 
 def accuracy(row: dict[str, Any], spread_by: str = "accuracy_std") -> str:
@@ -166,13 +154,6 @@ def costs(comparison: Comparison) -> Sheet:
 def change(saved: float) -> str:
     """An arrow and percents: down for a reduction, up for an increase."""
     return "0 %" if round(1000 * saved) == 0 else f"{'↓' if saved > 0 else '↑'} {100 * abs(saved):.1f} %"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes} min"
 
 
 def terminal_table(sheet: Sheet) -> Table:

@@ -9,6 +9,7 @@ import torch
 from keel.errors import KeelError
 from keel.memories import form_of, row_bytes
 from keel.rounds import Training
+from keel.units import size
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Room:
     """What the server keeps."""
 
     def words(self) -> str:
-        each = f" ({self.clients:,} clients may keep {_size(self.memory)} each)" if self.memory else ""
-        return f"up to {_size(self.disk)} on disk{each}, {_size(self.ram)} in RAM besides the data"
+        each = f" ({self.clients:,} clients may keep {size(self.memory)} each)" if self.memory else ""
+        return f"up to {size(self.disk)} on disk{each}, {size(self.ram)} in RAM besides the data"
 
 
 def room_of(training: Training) -> Room:
@@ -61,12 +62,5 @@ def check_room(training: Training, place: Path) -> Room:
             fields = ["memory.precision = 'float16'", f"memory.keep = {fewest}", "an algorithm without memory", *fields]
         if training.spec.algorithm.history(training.sampler.period):
             fields.insert(0, "a smaller algorithm.tau")
-        raise KeelError(f"memory: {room.words()}, but {_size(free)} are free; accepted: {', '.join(fields)}")
+        raise KeelError(f"memory: {room.words()}, but {size(free)} are free; accepted: {', '.join(fields)}")
     return room
-
-
-def _size(count: int) -> str:
-    for unit, divisor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= divisor:
-            return f"{count / divisor:.1f} {unit}"
-    return f"{count} B"
