@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import altair
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "performance.json"
@@ -29,9 +29,9 @@ PATIENCE = 900.0
 """Seconds after which a contender is given up."""
 
 
-def contenders(work: Workload, with_peers: bool) -> list[str]:
-    names = ["keel", "limit"]
-    if work.algorithm != "fedavg" or work.clients > 1000:
+def contenders(name: str, with_peers: bool) -> list[str]:
+    work, names = WORKLOADS[name], ["keel", "limit"]
+    if work.algorithm != "fedavg" or name.startswith("n="):
         return names
     heavy = work.rounds == 1
     peers = {"flwr": ["flower"] if heavy else ["flower", "flower-legacy"]}
@@ -81,7 +81,7 @@ def _share(process: int) -> float:
 
 def measure(name: str, with_peers: bool) -> dict[str, dict[str, float]]:
     """Medians of turns."""
-    names = contenders(WORKLOADS[name], with_peers)
+    names = contenders(name, with_peers)
     turns: dict[str, list[dict[str, float]]] = {contender: [] for contender in names}
     for _ in range(TURNS):
         for contender in names:

@@ -237,6 +237,7 @@ def sweep(
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder; else one below runs/.")] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -266,6 +267,10 @@ def sweep(
     }
     given = override(_with_options({}, options), set_ or [])
     plan = make_plan(merge(read_spec(spec) if spec else {}, given), fixed=flatten(given))
+    if dry_run:
+        points = plan.search.points or len(plan.points())
+        _print_price([plan.base] * points * len(plan.seeds), as_json)  # as if every point cost the same
+        return
     ended = run_sweep(plan, out, quiet)
     if as_json:
         _print_json({"path": str(ended.path), "best": str(ended.best) if ended.best else None, "points": ended.rows})
