@@ -27,16 +27,18 @@ class Workload:
     guard: float
     """Keel's share of the limit that is not to be exceeded."""
     algorithm: str = "fedavg"
+    held: int | None = None
+    """Examples of a client, where they are fewer than its steps see; clients share them then."""
 
     def data(self) -> FederatedData:
         rng = np.random.default_rng(0)
-        held = self.steps * self.batch
-        examples = max(20_000, held) if self.clients * held > 10**7 else self.clients * held
+        held = self.held or self.steps * self.batch
+        examples = min(self.clients * held, 20_000) if self.held else self.clients * held
         text = self.model.endswith("lstm")
         inputs = rng.integers(0, self.classes, (examples, *self.shape)) if text else rng.random((examples, *self.shape))
         tensor = torch.from_numpy(inputs.astype(np.uint8 if text else np.float32))
         train = Examples(tensor, torch.from_numpy(rng.integers(0, self.classes, examples)))
-        indices = np.arange(self.clients * held) % examples
+        indices = np.arange(self.clients * held, dtype=np.int32) % examples
         partition = Partition(indices, np.arange(self.clients + 1) * held)
         prepare: Preparation = Tokens() if text else AsStored()
         return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, prepare)
@@ -65,7 +67,7 @@ WORKLOADS = {
     "resnet20": Workload("resnet20", **IMAGES, rounds=1, guard=1.15),
     "shakespeare": Workload("char_lstm", (80,), 80, 100, 10, 20, 100, rounds=1, guard=1.15),
     **{
-        f"n={n:,}": Workload(**DIGITS, clients=n, cohort=10, rounds=40, guard=2.0)
+        f"n={n:,}": Workload(**DIGITS, clients=n, cohort=10, rounds=40, guard=2.0, held=8)
         for n in (10**2, 10**3, 10**4, 10**5, 10**6)
     },
 }
