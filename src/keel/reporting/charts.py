@@ -1,6 +1,6 @@
 """Charts as Vega-Lite through Altair, told apart by colours and line styles that colour-blind eyes see too.
 
-They name their data (`rows`) and hold none, so that the page can fill in what its reader picks.
+They name their data (ROWS) and hold none, so that the page can fill in what its reader picks.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import altair as alt
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D1F"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
-ROWS = "rows"
-NAMED = 12
+ROWS, TARGETS = "rows", "targets"
+NAMED = 6
 """Points of a chart up to which each has its name beside it."""
 
 PAPER: dict[str, Any] = {
@@ -45,14 +45,13 @@ class Quantity:
 
     @property
     def axis(self) -> alt.Axis:
-        shown = {"labelExpr": self.label} if self.label else {"format": self.format}
-        return alt.Axis(tickCount=6, labelFlush=False, **shown)
+        return alt.Axis(tickCount=6, labelFlush=False, format=self.format, labelExpr=self.label or alt.Undefined)
 
     def tooltip(self, field: str, title: str | None = None) -> alt.Tooltip:
         return alt.Tooltip(f"{field}:Q", title=title or self.title, format=self.format)
 
 
-ROUNDS = Quantity("round", ",d")
+ROUNDS = Quantity("rounds", ",d")
 BYTES = Quantity("bytes sent, up and down", ".3~s", "format(datum.value, '~s') + 'B'")
 ACCURACY = Quantity("test accuracy", ".1%", "format(datum.value, '~%')")
 FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '~%')")
@@ -65,16 +64,18 @@ def time(unit: str) -> Quantity:
     return Quantity(f"{unit} on the machine that ran it", ",.3~f")
 
 
-def lines(labels: list[str], x: Quantity, y: Quantity, points: bool = False, live: bool = False) -> alt.LayerChart:
-    """A line through each method's `mean` over `x`, in a band from `low` to `high`; a rule at each of `targets`.
+def lines(
+    labels: list[str], x: Quantity, y: Quantity, points: bool = False, target: bool = False, live: bool = False
+) -> alt.LayerChart:
+    """A line through each method's `mean` over `x`, in a band from `low` to `high`.
 
-    `points` marks them, as a line through one cannot be seen. A `live` chart shows the values nearest to the pointer.
+    `points` marks them, as a line through one cannot be seen; `target` adds a rule at each of TARGETS. A `live` chart
+    shows the values nearest to the pointer.
     """
     rows = alt.Chart(alt.NamedData(name=ROWS))
     shown = alt.Y(title=y.title, axis=y.axis, scale=alt.Scale(zero=False))
     band = rows.mark_area(opacity=0.14).encode(y=shown.field("low").type("quantitative"), y2="high:Q")
     line = rows.mark_line(strokeWidth=2, point=points).encode(y="mean:Q", strokeDash=_dash(labels))
-    rule = alt.Chart(alt.NamedData(name="targets")).mark_rule(strokeDash=[4, 4], color="#888888").encode(y="target:Q")
     layers: list[Any] = [band, line]
     if live:
         near = alt.selection_point(
@@ -89,26 +90,32 @@ def lines(labels: list[str], x: Quantity, y: Quantity, points: bool = False, liv
         layers.append(point.add_params(near))
     over = alt.X("x:Q", title=x.title, axis=x.axis, scale=alt.Scale(zero=False, nice=False))
     layers = [layer.encode(x=over, color=_colour(labels)) for layer in layers]
-    return alt.layer(*layers, rule).properties(width="container", height=340)
+    if target:
+        rule = alt.Chart(alt.NamedData(name=TARGETS)).mark_rule(strokeDash=[4, 4], color="#888888")
+        layers.append(rule.encode(y="target:Q"))
+    return alt.LayerChart(layer=layers).properties(width="container", height=340)
 
 
 def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
     """A point for each method: what it spent, `x`, against its final accuracy, `mean` with `low` to `high`."""
     rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
-        x=alt.X("x:Q", title=x.title, axis=x.axis, scale=alt.Scale(zero=False, padding=48)),
-        color=_colour(labels),
+        x=alt.X("x:Q", title=f"until the target: {x.title}", axis=x.axis, scale=alt.Scale(zero=False, padding=48))
     )
+    colour = _colour(labels)
     shown = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(zero=False, padding=24))
-    spread = rows.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q", title=y.title), y2="high:Q")
+    spread = rows.mark_rule(strokeWidth=2, opacity=0.5).encode(
+        color=colour, y=alt.Y("low:Q", title=y.title), y2="high:Q"
+    )
     values = [x.tooltip("x"), y.tooltip("mean"), y.tooltip("low"), y.tooltip("high")]
-    point = rows.mark_point(filled=True, size=110, opacity=1).encode(y=shown, tooltip=[alt.Tooltip("method:N"), *values])
+    point = rows.mark_point(filled=True, size=110, opacity=1).encode(
+        color=colour, y=shown, tooltip=[alt.Tooltip("method:N"), *values]
+    )
     name = (
         rows.transform_joinaggregate(n="count()")
-        .transform_filter(f"datum.n <= {NAMED}")
         .mark_text(align="left", dx=9, dy=-9, fontSize=12, limit=180)
-        .encode(y=shown, text="method:N")
+        .encode(y=shown, text=alt.condition(f"datum.n <= {NAMED}", "method:N", alt.value("")))
     )
-    return alt.layer(spread, point, name).properties(width="container", height=300)
+    return alt.LayerChart(layer=[spread, point, name]).properties(width="container", height=300)
 
 
 def who_holds_what(clients: list[str], classes: list[str]) -> alt.Chart:
@@ -125,7 +132,7 @@ def who_holds_what(clients: list[str], classes: list[str]) -> alt.Chart:
                 axis=alt.Axis(labelAngle=0, labelOverlap=True, labelLimit=90),
             ),
             y=alt.Y("client:O", title="client", scale=alt.Scale(domain=clients), axis=alt.Axis(labels=few, ticks=few)),
-            color=alt.Color("share:Q", title="share of the client's examples", scale=alt.Scale(domainMin=0)),
+            color=alt.Color("share:Q", title="share", scale=alt.Scale(domainMin=0)),
             tooltip=["client:O", "class:O", "examples:Q", alt.Tooltip("share:Q", format=".0%")],
         )
         .properties(width="container", height=min(320, 24 + 12 * len(clients)))

@@ -152,11 +152,11 @@ def _stands(rounds: np.ndarray, curve: np.ndarray, target: float) -> int | None:
 
 def _levels(rounds: np.ndarray, curve: np.ndarray) -> np.ndarray:
     """The mean over the last WINDOW rounds at each column; -inf where there are too few."""
+    columns = np.arange(len(rounds))
+    firsts = np.minimum(np.searchsorted(rounds, rounds - WINDOW, side="right"), columns - EVALUATIONS + 1)
     levels = np.full(len(rounds), -np.inf)
-    for column, t in enumerate(rounds):
-        first = min(int(np.searchsorted(rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
-        if first >= 0 and t >= WINDOW:
-            levels[column] = curve[first : column + 1].mean()
+    for column in np.flatnonzero((firsts >= 0) & (rounds >= WINDOW)):
+        levels[column] = curve[firsts[column] : column + 1].mean()
     return levels
 
 

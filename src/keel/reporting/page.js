@@ -79,7 +79,7 @@ class Setting {
   }
 
   get picked() {
-    return [...this.root.querySelectorAll(".methods input")].flatMap((box, i) => box.checked ? [i] : []);
+    return [...this.root.querySelectorAll(".methods input:checked")].map(box => Number(box.value)).sort((a, b) => a - b);
   }
 
   pick(which) {
@@ -117,7 +117,7 @@ class Setting {
     const all = known.reduce((sum, i) => sum + source[i][over].length, 0);
     const stride = Math.ceil(all / MOST_ROWS);
     return known.flatMap(i => {
-      const { [over]: xs, [what]: { mean, low, high } } = source[i];
+      const { [over]: xs, [what]: { mean, low = mean, high = mean } } = source[i];
       return xs.map((x, k) => ({ method: labels[i], x, mean: mean[k], low: low[k], high: high[k] }))
         .filter((row, k) => row.mean !== null && (k % stride === 0 || k === xs.length - 1));
     });
@@ -140,8 +140,8 @@ class Setting {
         if (logarithmic("y") && encoding.y.scale) encoding.y.scale.type = "log";
       }
     }
-    const targets = name.startsWith("accuracy-over") && this.target !== null ? [{ target: this.target }] : [];
-    return { ...spec, config, datasets: { rows, targets } };
+    if (this.target === null) spec.layer = spec.layer?.filter(layer => layer.data?.name !== "targets");
+    return { ...spec, config, datasets: { rows, targets: [{ target: this.target }] } };
   }
 
   async draw(place) {
@@ -168,8 +168,10 @@ class Setting {
   }
 
   aim(target) {
+    const first = this.target === null;
     this.target = target;
     this.tell();
+    if (first) return this.drawMethods();
     for (const place of this.seen) {
       const view = this.views.get(place)?.embedded?.view;
       if (place.dataset.kind === "cost") view?.data("rows", this.rows(this.name(place))).resize().runAsync();

@@ -1,6 +1,7 @@
 """The report: one HTML file that opens offline in any browser, and its charts as files."""
 
 import json
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,36 +11,39 @@ from altair import SCHEMA_VERSION
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.reporting.charts import PAPER, ROWS, colours, dashes
+from keel.reporting.charts import PAPER, ROWS, TARGETS, colours, dashes
 from keel.reporting.comparison import WINDOW, Comparison
-from keel.reporting.sections import Rows, Section, sections
+from keel.reporting.sections import SHOWN, Rows, Section, sections
 from keel.reporting.tables import accuracy, heterogeneity, percent, saving, size
 
 _VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 """The Vega-Lite that Altair writes is the one that is drawn."""
-SHOWN = 8
-"""Methods that are drawn at first where there are more."""
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
     """Tables and charts of all settings, with all that the page needs inside it."""
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_text("report.html.j2"))
     parts = sections(comparison)
+    data = [_data(part) for part in parts]
     rows = {id(method): row for method, row in zip(comparison.methods, comparison.rows(), strict=True)}
     tables = [method.table for method in comparison.methods]
+    seeds = {len(method.seeds) for method in comparison.methods}
     page = template.render(
         title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
         setting="; ".join(
             [
                 f"{sum(len(method.seeds) for method in comparison.methods)} runs",
-                f"{_few({len(method.seeds) for method in comparison.methods})} seeds",
+                f"{_few(seeds)} seed{'s' * (seeds != {1})}",
                 f"{_few({table['rounds'] for table in tables})} rounds",
                 f"{_few({100 * table['participation']['rate'] for table in tables})} % of the clients in a round",
             ]
         ),
-        sections=[_view(part, [rows[id(method)] for method in part.methods]) for part in parts],
+        sections=[
+            _view(part, [rows[id(method)] for method in part.methods]) | {"charts": list(told["charts"])}
+            for part, told in zip(parts, data, strict=True)
+        ],
         window=WINDOW,
-        data=_json({"paper": PAPER, "sections": [_data(part) for part in parts]}),
+        data=_json({"paper": PAPER, "sections": data}),
         script=Markup(_text("page.js")),
         vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
     )
@@ -60,8 +64,7 @@ def write_charts(comparison: Comparison, folder: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         for name, chart in part.charts().items():
             spec = chart.properties(width=640).to_dict()
-            targets = [{"target": part.target}] if part.target is not None and name.startswith("accuracy-over") else []
-            spec |= {"config": PAPER, "datasets": {ROWS: part.rows(name), "targets": targets}}
+            spec |= {"config": PAPER, "datasets": {ROWS: part.rows(name), TARGETS: [{"target": part.target}]}}
             svg = vl_convert.vegalite_to_svg(spec, vl_version=_VERSION)
             (place / f"{name}.svg").write_text(svg, encoding="utf-8")
             (place / f"{name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec, vl_version=_VERSION))
@@ -73,13 +76,16 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     levels = [level for method in part.methods for level, _ in method.standing]
     levels += [] if part.target is None else [part.target]
     keys, values = part.differing
-    shown = _shown(part)
-    dashed = [" ".join(map(str, dash)) for dash in dashes(len(part.labels))]
+    dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
+    styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
     best = max((row["accuracy_mean"] for row in rows if row["accuracy_mean"] is not None), default=None)
     return {
         "heading": part.heading,
         "particular": ", ".join(f"{key} = {value}" for key, value in part.particular.items()),
-        "methods": list(zip(part.labels, colours(len(part.labels)), dashed, shown, strict=True)),
+        "methods": [
+            {"place": place, "label": part.labels[place], "colour": colour, "dash": dash, "shown": rank < SHOWN}
+            for rank, (place, colour, dash) in enumerate(styles)
+        ],
         "rows": [
             (label, row["accuracy_mean"] is not None and row["accuracy_mean"] == best, _cells(row))
             for label, row in zip(part.labels, rows, strict=True)
@@ -89,8 +95,6 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "target_text": percent(part.target),
         "lowest": int(1000 * min(levels, default=0.0)) / 10,
         "highest": (int(1000 * max(levels, default=0.0)) + 1) / 10,
-        "charts": part.charts(),
-        "unit": part.clock[0],
         "held": part.held
         and f"{heterogeneity(part.held)} Drawn: {len(part.held['picture']['clients'])} of "
         f"{part.held['clients']:,} clients.",
@@ -143,14 +147,6 @@ def _data(part: Section) -> dict[str, Any]:
     }
 
 
-def _shown(part: Section) -> list[bool]:
-    """The baseline and the best of the others."""
-    order = sorted(
-        range(len(part.methods)), key=lambda i: (i != part.baseline, -(part.methods[i].accuracy_mean or 0.0))
-    )
-    return [i in order[:SHOWN] for i in range(len(part.methods))]
-
-
 def _packed(rows: Rows) -> dict[str, Any]:
     """Rows without their fields' names in each."""
     return {"fields": list(rows[0]) if rows else [], "rows": [list(row.values()) for row in rows]}
@@ -165,5 +161,5 @@ def _text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _few(values: set[float]) -> str:
+def _few(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in sorted(values))

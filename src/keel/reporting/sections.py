@@ -16,6 +16,8 @@ from keel.reporting.comparison import Comparison, Method, alike, flatten, labels
 from keel.runs.folder import RunFolder
 from keel.runs.spec import CUSTOM
 
+SHOWN = 8
+"""Methods that are drawn at first where there are more."""
 POINTS, ALL_POINTS = 400, 40_000
 """Points of a curve at the most, and of all curves of a page together."""
 ROUNDS, CLIENTS = 120, 100
@@ -38,6 +40,14 @@ class Section:
     """The place among the methods of the one that the others are measured against."""
     target: float | None
     points: int
+
+    @cached_property
+    def ranked(self) -> list[int]:
+        """The places of the methods, where there are too many to show all: the baseline and the best come first."""
+        places = list(range(len(self.methods)))
+        if len(places) <= SHOWN:
+            return places
+        return sorted(places, key=lambda i: (i != self.baseline, -(self.methods[i].accuracy_mean or 0.0)))
 
     @cached_property
     def clock(self) -> tuple[str, int]:
@@ -79,20 +89,18 @@ class Section:
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
         """Each by its name. Those for the page are `live`."""
         axes = {"rounds": charts.ROUNDS, "bytes": charts.BYTES, "time": charts.time(self.clock[0])}
+        labels = [self.labels[place] for place in self.ranked]
         once = min(len(curve["rounds"]) for curve in self.curves) < 2
         found: dict[str, alt.Chart | alt.LayerChart] = {}
-        for name, quantity in (("accuracy", charts.ACCURACY), ("loss", charts.LOSS)):
-            if _known(self.curves, name):
-                found |= {
-                    f"{name}-over-{over}": charts.lines(self.labels, x, quantity, once, live)
-                    for over, x in axes.items()
-                }
-        found |= {
-            f"accuracy-and-{over}": charts.cost_and_quality(self.labels, x, charts.FINAL) for over, x in axes.items()
-        }
+        for over, x in axes.items():
+            aimed = self.target is not None or live  # the page's reader can aim where the runs had no target
+            found[f"accuracy-over-{over}"] = charts.lines(labels, x, charts.ACCURACY, once, aimed, live)
+            if _known(self.curves, "loss"):
+                found[f"loss-over-{over}"] = charts.lines(labels, x, charts.LOSS, once, live=live)
+        found |= {f"accuracy-and-{over}": charts.cost_and_quality(labels, x, charts.FINAL) for over, x in axes.items()}
         for name, quantity in (("drift", charts.DRIFT), ("momentum_angle", charts.ANGLE)):
             if _known(self.drift, name):
-                found[name] = charts.lines(self.labels, charts.ROUNDS, quantity, live=live)
+                found[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
         if self.held:
             picture = self.held["picture"]
             found["who-holds-what"] = charts.who_holds_what(_texts(picture["clients"]), _texts(picture["classes"]))
@@ -111,7 +119,7 @@ class Section:
             {"method": label, "x": x, "mean": mean, "low": low, "high": high}
             for label, columns in zip(self.labels, source, strict=True)
             if what in columns
-            for x, mean, low, high in zip(columns[over or "rounds"], *columns[what].values(), strict=True)
+            for x, mean, low, high in zip(columns[over or "rounds"], *_bands(columns[what]), strict=True)
         ]
 
     def _costs(self, over: str) -> Rows:
@@ -134,8 +142,8 @@ class Section:
     def differing(self) -> tuple[list[str], list[list[str]]]:
         """The settings that differ between the methods, and a row of their values for each."""
         flat = [flatten(method.table) for method in self.methods]
-        keys = dict.fromkeys(key for table in flat for key in table)
-        keys = [key for key in keys if any(table.get(key) != flat[0].get(key) for table in flat)]
+        known = dict.fromkeys(key for table in flat for key in table)
+        keys = [key for key in known if any(table.get(key) != flat[0].get(key) for table in flat)]
         return keys, [[str(table.get(key, "")) for key in keys] for table in flat]
 
     @cached_property
@@ -198,9 +206,14 @@ def _short(values: np.ndarray) -> list[float | None]:
 
 
 def _over_seeds(values: np.ndarray) -> dict[str, list[float | None]]:
-    if not values.size:
-        return {"mean": [], "low": [], "high": []}
+    """Of one seed the mean alone: it is the lowest and the highest as well."""
+    if len(values) < 2:
+        return {"mean": _short(values.reshape(-1))}
     return {"mean": _short(values.mean(0)), "low": _short(values.min(0)), "high": _short(values.max(0))}
+
+
+def _bands(series: dict[str, list[float | None]]) -> list[list[float | None]]:
+    return [series.get(name, series["mean"]) for name in ("mean", "low", "high")]
 
 
 def _known(source: list[Columns], name: str) -> bool:
