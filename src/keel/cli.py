@@ -141,7 +141,7 @@ def resume(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG files.")] = None,
+    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG, PDF and PNG files.")] = None,
     baseline: Annotated[
         str | None, typer.Option(help="The algorithm whose final accuracy is the target; FedAvg if it is there.")
     ] = None,

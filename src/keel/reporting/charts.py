@@ -22,6 +22,7 @@ PAPER: dict[str, Any] = {
     "legend": {
         "orient": "top",
         "columns": 4,
+        "titleFontWeight": "normal",
         "labelLimit": 320,
         "symbolType": "stroke",
         "symbolSize": 400,

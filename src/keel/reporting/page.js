@@ -57,6 +57,8 @@ class Setting {
     this.data = data;
     this.target = data.target;
     this.seen = new Set();
+    this.waiting = new Set();
+    this.busy = new Set();
     this.views = new Map();
     const redraw = () => this.drawMethods();
     each(root, ".axes select, .axes input, .methods input", input => input.addEventListener("change", redraw));
@@ -136,27 +138,39 @@ class Setting {
         for (const row of rows) row.low = Math.max(row.low, least);
       }
       for (const { encoding } of spec.layer) {
-        if (logarithmic("x") && encoding.x) encoding.x.scale.type = "log";
-        if (logarithmic("y") && encoding.y.scale) encoding.y.scale.type = "log";
+        for (const axis of ["x", "y"].filter(axis => logarithmic(axis) && encoding[axis]?.scale)) {
+          encoding[axis].scale = { type: "log", nice: false };
+        }
       }
     }
     if (this.target === null) spec.layer = spec.layer?.filter(layer => layer.data?.name !== "targets");
     return { ...spec, config, datasets: { rows, targets: [{ target: this.target }] } };
   }
 
+  // One at a time in each place; what changes meanwhile is drawn afterwards.
   async draw(place) {
-    const turn = (this.views.get(place)?.turn ?? 0) + 1;
-    this.views.set(place, { ...this.views.get(place), turn });
-    const picture = ["who-holds-what", "who-took-part"].includes(place.dataset.kind);
-    const config = theme();
-    const spec = this.specification(place, picture ? config : { ...config, legend: { disable: true } });
-    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const before = this.views.get(place).embedded;
-    const embedded = await vegaEmbed(place, spec, { actions: false, tooltip: { theme: dark ? "dark" : "light" } });
-    before?.finalize();
-    if (this.views.get(place).turn !== turn) return embedded.finalize();
-    this.views.set(place, { turn, embedded });
+    delete place.dataset.drawn;
+    this.waiting.add(place);
+    if (this.busy.has(place)) return;
+    this.busy.add(place);
+    while (this.waiting.delete(place)) await this.embed(place);
+    this.busy.delete(place);
     place.dataset.drawn = this.name(place);
+  }
+
+  async embed(place) {
+    this.views.get(place)?.finalize();
+    this.views.delete(place);
+    const config = theme();
+    const legend = place.dataset.kind in this.data.pictures ? config.legend : { disable: true };
+    const spec = this.specification(place, { ...config, legend });
+    if (!spec.datasets.rows.length) {
+      place.textContent = "None of the picked methods has values here.";
+      return;
+    }
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const options = { actions: false, renderer: "canvas", tooltip: { theme: dark ? "dark" : "light" } };
+    this.views.set(place, await vegaEmbed(place, spec, options));
   }
 
   drawMethods() {
@@ -173,9 +187,10 @@ class Setting {
     this.tell();
     if (first) return this.drawMethods();
     for (const place of this.seen) {
-      const view = this.views.get(place)?.embedded?.view;
-      if (place.dataset.kind === "cost") view?.data("rows", this.rows(this.name(place))).resize().runAsync();
-      else if (this.name(place).startsWith("accuracy-over")) view?.data("targets", [{ target }]).runAsync();
+      if (place.dataset.kind === "cost") this.draw(place);
+      else if (this.name(place).startsWith("accuracy-over")) {
+        this.views.get(place)?.view.data("targets", [{ target }]).runAsync();
+      }
     }
   }
 

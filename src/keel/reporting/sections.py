@@ -87,9 +87,9 @@ class Section:
         return next(method for method in self.methods if method.total.rounds).folders[0]
 
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
-        """Each by its name. Those for the page are `live`."""
+        """Each by its name. Those for the page are `live` and know all methods; others those shown at first."""
         axes = {"rounds": charts.ROUNDS, "bytes": charts.BYTES, "time": charts.time(self.clock[0])}
-        labels = [self.labels[place] for place in self.ranked]
+        labels = [self.labels[place] for place in (self.ranked if live else self.ranked[:SHOWN])]
         once = min(len(curve["rounds"]) for curve in self.curves) < 2
         found: dict[str, alt.Chart | alt.LayerChart] = {}
         for over, x in axes.items():
@@ -107,7 +107,7 @@ class Section:
         return found | {"who-took-part": charts.who_took_part()}
 
     def rows(self, name: str) -> Rows:
-        """What a chart shows of all methods, at the setting's own target."""
+        """What a chart shows at first, at the setting's own target."""
         if name in self.pictures:
             return self.pictures[name]
         what, _, over = name.partition("-and-")
@@ -116,15 +116,16 @@ class Section:
         what, _, over = name.partition("-over-")
         source = self.curves if over else self.drift
         return [
-            {"method": label, "x": x, "mean": mean, "low": low, "high": high}
-            for label, columns in zip(self.labels, source, strict=True)
-            if what in columns
-            for x, mean, low, high in zip(columns[over or "rounds"], *_bands(columns[what]), strict=True)
+            {"method": self.labels[place], "x": x, "mean": mean, "low": low, "high": high}
+            for place in self.ranked[:SHOWN]
+            if what in source[place]
+            for x, mean, low, high in zip(source[place][over or "rounds"], *_bands(source[place][what]), strict=True)
         ]
 
     def _costs(self, over: str) -> Rows:
         found = []
-        for label, method in zip(self.labels, self.methods, strict=True):
+        for place in self.ranked[:SHOWN]:
+            label, method = self.labels[place], self.methods[place]
             spent = method.reaches(self.target) if self.target is not None else None
             if spent and method.accuracy_mean is not None:
                 x = {"rounds": spent.rounds, "bytes": spent.bytes, "time": spent.seconds / self.clock[1]}[over]
