@@ -123,7 +123,7 @@ def drawn(page: Any) -> dict[str, int]:
         found[chart.get_attribute("data-drawn")] = chart.evaluate(
             """chart => {
               const canvas = chart.querySelector("canvas");
-              const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+              const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
               copy.drawImage(canvas, 0, 0);
               const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
               return new Set(new Uint32Array(pixels.buffer)).size;
