@@ -1,5 +1,6 @@
 """What tests share: small tasks, and the command called in this process."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from keel.runs.spec import Spec, make_spec
 from keel.task import Task, make_task
 
 torch.set_num_threads(1)
+os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}  # tests tell nobody
 settings.register_profile("keel", deadline=None, max_examples=60)
 settings.load_profile("keel")
 

@@ -13,6 +13,7 @@ import pytest
 
 from keel import make_spec
 from keel.algorithms import REGISTRY
+from keel.runs.search import make_plan
 from keel.runs.spec import Spec, defaults
 from tests.conftest import Called
 
@@ -35,7 +36,8 @@ def test_blocks_run(document: Path, keel: Callable[..., Called], tmp_path: Path)
                     else:
                         subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
         elif language == "toml":
-            make_spec(tomllib.loads(block))
+            table = tomllib.loads(block)
+            _ = make_plan(table) if "search" in table else make_spec(table)
         elif language == "python":
             exec(compile(block, document.name, "exec"), {"__name__": "__main__"})  # noqa: S102
         else:

@@ -4,12 +4,18 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from keel.errors import KeelError, Stopped
+
+if TYPE_CHECKING:
+    from keel.reporting.comparison import Comparison
+    from keel.runs.spec import Spec
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -37,8 +43,26 @@ def keel(
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for a wrong option; it has no public name in every version that Keel lives with."""
 
+
+class Format(StrEnum):
+    """The forms of a table."""
+
+    text = "text"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Target = Annotated[
+    str | None,
+    typer.Option(help="What is to be reached: a number, or the algorithm whose final accuracy it is (else FedAvg's)."),
+]
+Interval = Annotated[bool, typer.Option("--interval", help="95 % confidence intervals instead of deviations.")]
+Cost = Annotated[bool, typer.Option("--cost", help="Also the cost to reach the target, by the paper's procedure.")]
+Form = Annotated[Format, typer.Option("--format", help="How the table is printed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")]
 
 
 @app.command()
@@ -62,12 +86,12 @@ def demo(
     if as_json:
         _print_json(comparison.rows())
         return
-    from keel.reporting.tables import explanation, terminal_table
+    from keel.reporting.tables import explanation, results, terminal_table
     from keel.terminal import console
 
     console.print()
     console.print(f"Handwritten digits, 100 clients with one class each, 10 % in a round, {seeds} seeds.\n")
-    console.print(terminal_table(comparison))
+    console.print(terminal_table(results(comparison)))
     console.print(f"\n{explanation(comparison)}\n")
     console.print(f"Runs:   {out}")
     console.print(f"Report: {report.absolute().as_uri()}", soft_wrap=True)
@@ -89,6 +113,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
     engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort or pool.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one below runs/.")] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -112,6 +137,9 @@ def run(
     }
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
+    if dry_run:
+        _print_price([resolved], as_json)
+        return
     with watching([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
         ended = run_spec(resolved, out=out, hooks=[lambda record, *_: watch(0, record)], announce=announcing(quiet))
     _report_end(ended.path, ended.summary, as_json)
@@ -138,13 +166,136 @@ def resume(
 
 
 @app.command()
+def compare(
+    spec: Annotated[Path | None, typer.Argument(help="A TOML spec that all runs share.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Algorithms with commas between: fedavg,ghbm,fedhbm.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, from the spec's seed on.")] = 5,
+    over: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Another field and its values, as data.alpha=0,10000.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field.")] = None,
+    data: Annotated[str | None, typer.Option(help="data.name")] = None,
+    model: Annotated[str | None, typer.Option(help="model.name")] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
+    rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
+    target: Target = None,
+    interval: Interval = False,
+    cost: Cost = False,
+    out: Annotated[Path, typer.Option(help="Where the run folders and report.html go.")] = Path("runs/compare"),
+    form: Form = Format.text,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods over seeds, and over any other fields.
+
+    Runs that exist are not run again, interrupted ones go on. Example: keel compare --methods fedavg,ghbm --seeds 3
+    """
+    from keel.reporting.comparison import compare as compare_runs
+    from keel.reporting.page import write_report
+    from keel.runs.comparing import jobs_of, run_jobs
+    from keel.runs.spec import override, read_spec
+
+    options = {
+        "data": {"name": data},
+        "model": {"name": model},
+        "rounds": rounds,
+        "participation": {"rate": rate},
+    }
+    table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
+    names = [name.strip() for name in methods.split(",")] if methods else []
+    jobs = jobs_of(table, names, seeds, over or [], out)
+    if dry_run:
+        _print_price([job.spec for job in jobs], as_json)
+        return
+    baseline, number = _target(target)
+    comparison = compare_runs(run_jobs(jobs, quiet), baseline, number)
+    report = out / "report.html"
+    write_report(comparison, report)
+    _print_comparison(comparison, form, interval, cost, as_json, report)
+
+
+@app.command()
+def sweep(
+    spec: Annotated[
+        Path | None, typer.Argument(help="A TOML spec, which may have a [search] table; without one, defaults.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Search a field: key=value,value or key=low..high[,log]."),
+    ] = None,
+    grid: Annotated[str | None, typer.Option(help="A grid by name: paper, or one of the paper's own.")] = None,
+    method: Annotated[str | None, typer.Option(help="grid (the default), random or optuna.")] = None,
+    points: Annotated[int | None, typer.Option(help="How many points: random and optuna.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Runs of each point: a number, or seeds with commas.")] = None,
+    on: Annotated[str | None, typer.Option(help="What is chosen on: validation (the default) or test.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="Optuna's: tpe (the default), random, cmaes or gp.")] = None,
+    pruner: Annotated[str | None, typer.Option(help="Optuna's: median, halving or hyperband; else none.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="algorithm.name: see keel algorithms.")] = None,
+    data: Annotated[str | None, typer.Option(help="data.name")] = None,
+    model: Annotated[str | None, typer.Option(help="model.name")] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder; else one below runs/.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search over fields of a spec, and write the best point as a spec.
+
+    Stopped, the same command goes on. Example: keel sweep --algorithm ghbm --over local.lr=0.1,0.3 --seeds 2
+    """
+    from keel.runs.search import make_plan, parse_over, parse_seeds
+    from keel.runs.spec import flatten, merge, override, read_spec
+    from keel.runs.sweep import run_sweep
+
+    options = {
+        "algorithm": {"name": algorithm},
+        "data": {"name": data},
+        "model": {"name": model},
+        "rounds": rounds,
+        "search": {
+            "grid": grid,
+            "method": method,
+            "points": points,
+            "seeds": None if seeds is None else parse_seeds(seeds),
+            "on": on,
+            "sampler": sampler,
+            "pruner": pruner,
+            "fields": parse_over(over) if over else None,
+        },
+    }
+    given = override(_with_options({}, options), set_ or [])
+    plan = make_plan(merge(read_spec(spec) if spec else {}, given), fixed=flatten(given))
+    ended = run_sweep(plan, out, quiet)
+    if as_json:
+        _print_json({"path": str(ended.path), "best": str(ended.best) if ended.best else None, "points": ended.rows})
+    else:
+        from keel.reporting.tables import sweep_explanation, sweep_table
+        from keel.terminal import console
+
+        console.print(sweep_table(ended.rows))
+        console.print(f"\n{sweep_explanation(ended.rows, plan.search.on)}\n")
+        console.print(f"Points: {ended.path / 'sweep.json'}", soft_wrap=True)
+        if ended.best is not None:
+            console.print(f"Best:   keel run {shlex.quote(str(ended.best))}", soft_wrap=True)
+    if ended.best is None:
+        typer.echo("keel: no point finished, so that none is chosen", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG, PDF and PNG files.")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The algorithm whose final accuracy is the target; FedAvg if it is there.")
+    target: Target = None,
+    interval: Interval = False,
+    cost: Cost = False,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Time as in a federation with this network, as up_mbps=5."),
     ] = None,
+    form: Form = Format.text,
     as_json: AsJson = False,
 ) -> None:
     """Write a page about any number of runs.
@@ -153,20 +304,15 @@ def report(
     """
     from keel.reporting.comparison import compare
     from keel.reporting.page import write_charts, write_report
-    from keel.reporting.tables import explanation, terminal_table
     from keel.runs.batch import read_runs
-    from keel.terminal import console
+    from keel.runs.spec import read_network
 
-    comparison = compare(read_runs(runs), baseline)
+    baseline, number = _target(target)
+    comparison = compare(read_runs(runs), baseline, number, read_network(network) if network else None)
     write_report(comparison, out)
     if charts is not None:
         write_charts(comparison, charts)
-    if as_json:
-        _print_json(comparison.rows())
-        return
-    console.print(terminal_table(comparison))
-    console.print(f"\n{explanation(comparison)}\n")
-    console.print(f"Report: {out.absolute().as_uri()}", soft_wrap=True)
+    _print_comparison(comparison, form, interval, cost, as_json, out)
 
 
 @app.command()
@@ -321,6 +467,66 @@ def _report_end(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     if summary["status"] == "interrupted":
         errors.print(f"stopped; go on with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
         raise typer.Exit(130)
+
+
+def _print_price(specs: list["Spec"], as_json: bool) -> None:
+    """What runs would take together; those that differ in the seed alone are measured once."""
+    from keel.reporting.tables import duration, size
+    from keel.runs.price import price
+    from keel.terminal import console
+
+    groups: dict[str, list[Spec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.model_copy(update={"seed": 0}).to_toml(), []).append(spec)
+    prices = [(group, price(group[0])) for group in groups.values()]
+    if as_json:
+        _print_json([{"label": group[0].label, "runs": len(group), **asdict(found)} for group, found in prices])
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("each run of", overflow="fold")
+    networked = any(spec.network is not None for spec in specs)
+    for name in ("rounds", "bytes", "disk", "RAM", "time here", *(["federation"] if networked else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group, found in prices:
+        figures = [f"{found.rounds:,}", size(found.bytes), size(found.disk), size(found.ram), duration(found.seconds)]
+        figures += [duration(found.federation_seconds)] if found.federation_seconds is not None else []
+        table.add_row(group[0].algorithm.title, *figures)
+    console.print(table)
+    seconds = sum(len(group) * found.seconds for group, found in prices)
+    disk = sum(len(group) * found.disk for group, found in prices)
+    runs = f"{len(specs)} run" + "s" * (len(specs) > 1)
+    console.print(f"\n{runs}: about {duration(seconds)} on this machine one after another, up to {size(disk)} on disk.")
+
+
+def _target(text: str | None) -> tuple[str | None, float | None]:
+    """The baseline and the number that --target says, one of them at the most."""
+    try:
+        return None, None if text is None else float(text)
+    except ValueError:
+        return text, None
+
+
+def _print_comparison(
+    comparison: "Comparison", form: Format, interval: bool, cost: bool, as_json: bool, page: Path
+) -> None:
+    from keel.reporting import tables
+    from keel.terminal import console
+
+    sheets = [tables.results(comparison, interval), *([tables.costs(comparison)] if cost else [])]
+    if as_json:
+        _print_json(comparison.rows())
+    elif form is Format.csv:
+        typer.echo(tables.csv_text(comparison), nl=False)
+    elif form is not Format.text:
+        typer.echo("\n\n".join(map(tables.markdown if form is Format.markdown else tables.latex, sheets)))
+    else:
+        for sheet in sheets:
+            console.print(tables.terminal_table(sheet))
+            console.print()
+        console.print(f"{tables.explanation(comparison, interval)}\n")
+        console.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

@@ -1,5 +1,6 @@
 """A task: the model, the data and the loss that a spec names, checked against each other and made ready to train."""
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -53,6 +54,12 @@ def make_task(
     if len(data.input_shape) == 3 and any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         data = replace(data, prepare=ChannelsLast(data.prepare))
     return _tried(Task(module, data, loss or default_loss(data)), spec)
+
+
+def check_tasks(specs: Iterable[Spec]) -> None:
+    """Whether the data and models of all of them can be had: one task is made for each setting of the two."""
+    for spec in {(spec.data.model_dump_json(), spec.model.model_dump_json()): spec for spec in specs}.values():
+        make_task(spec)
 
 
 def default_loss(data: FederatedData) -> Loss:

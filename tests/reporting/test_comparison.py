@@ -1,3 +1,4 @@
+import csv
 import json
 import statistics
 import sys
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 
 from keel import KeelError, Spec, make_spec
-from keel.reporting.comparison import compare
+from keel.network import Network
+from keel.randomness import draws
+from keel.reporting.comparison import Comparison, Spent, compare, cost
 from keel.reporting.page import write_report
-from keel.reporting.tables import explanation, saving, size
+from keel.reporting.tables import csv_text, explanation, latex, markdown, results, saving, size
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
 
@@ -17,7 +20,7 @@ from keel.runs.folder import RunFolder
 def known(spec: Spec, **changes: object) -> dict[str, object]:
     """What a run knows of its surroundings, as far as a comparison reads it."""
     task = {"examples_sha256": "e", "parameters": 1, "loss": "cross entropy"}
-    return {"title": spec.algorithm.title, **task, **changes}
+    return {"title": spec.algorithm.title, "engine": "serial", **task, **changes}
 
 
 def made_up(
@@ -92,7 +95,7 @@ def test_methods_are_measured_against_the_baseline_of_their_own_setting(tmp_path
 
 def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path) -> None:
     made_up(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
-    with pytest.raises(KeelError, match="--baseline: 'fedagv' is not known"):
+    with pytest.raises(KeelError, match="--target: 'fedagv' is not known"):
         compare(read_runs([tmp_path]), "fedagv")
 
 
@@ -162,3 +165,80 @@ def test_numbers_as_people_read_them() -> None:
     assert [size(n) for n in (5, 5_000, 5_100_000, 5_200_000_000, None)] == ["5 B", "5.0 kB", "5.1 MB", "5.2 GB", "-"]
     assert [saving(x) for x in (0.5, -0.25, None)] == ["50 %", "-25 %", "-"]
     assert json.dumps([saving(0.0)]) == '["0 %"]'
+
+
+def test_the_cost_is_that_of_the_papers_own_example() -> None:
+    """Its table on cost, CIFAR-100 with the CNN: FedAvg 30.9 GB in 2:05 h; SCAFFOLD sends twice as much a round."""
+    whole = Spent(rounds=20_000, bytes=round(30.9e9), seconds=125 * 60)
+    scaffold = cost(13_200, Spent(20_000, round(61.8e9), 125.8 * 60), whole)
+    assert scaffold.share == pytest.approx(0.66)
+    assert scaffold.bytes == pytest.approx(40.8e9, rel=1e-3)
+    assert scaffold.bytes_saved == pytest.approx(-0.32, abs=1e-3)  # an increase by 32.0 %
+    assert scaffold.seconds == pytest.approx(83 * 60, rel=1e-2)  # 01:23
+    never = cost(None, Spent(10_000, round(30.9e9), 642 * 60), Spent(10_000, round(10.3e9), 216 * 60))
+    assert (never.share, never.bytes_saved) == (1.0, pytest.approx(-2.0, abs=1e-2))  # MimeMom: 30.9 GB, up by 200 %
+    assert cost(None, whole, whole).bytes_saved == 0.0
+
+
+def test_costs_are_in_the_rows(tmp_path: Path) -> None:
+    slow = [t / 100 for t in range(1, 101)]
+    made_up(tmp_path / "a", slow, 10, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [min(1.0, t / 50) for t in range(1, 101)], 15, 1.0, **algorithm("ghbm"))
+    base, other = compare(read_runs([tmp_path])).rows()
+    assert base["cost"]["share"] == 1.0
+    assert other["cost"]["share"] == other["rounds_to_target"] / 100
+    assert other["cost"]["bytes"] == pytest.approx(other["bytes_to_target"])
+    assert other["cost"]["bytes_saved"] == pytest.approx(1 - other["bytes_to_target"] / (100 * 20))
+
+
+def test_a_target_may_be_a_number(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [t / 100 for t in range(1, 101)], 10, 0.9, **algorithm("ghbm"))
+    (row,) = compare(read_runs([tmp_path]), target=0.3).rows()
+    assert row["rounds_to_target"] == 40  # the mean of rounds 21 to 40 is 0.305
+    assert row["rounds_to_target_seeds"] == [40]
+
+
+def test_the_interval_is_students(tmp_path: Path) -> None:
+    finals = [0.81, 0.85, 0.79]
+    for seed, final in enumerate(finals):
+        made_up(tmp_path / str(seed), [0.5, final], 10, final, seed=seed, **algorithm("fedavg"))
+    row = compare(read_runs([tmp_path])).rows()[0]
+    assert row["accuracy_interval"] == pytest.approx(4.303 * np.std(finals, ddof=1) / np.sqrt(3))
+
+
+def test_time_is_that_of_the_network(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5] * 30, 1_000_000, 0.5, **algorithm("fedavg"))
+    network = Network(up_mbps=8, down_mbps=80, latency_ms=500, slowdown=10)
+    (method,) = compare(read_runs([tmp_path]), network=network).methods
+    each = 2 * 0.5 + 1 + 0.1 + 10 * 0.1  # latency twice, a megabyte up and down, ten times a tenth of a second
+    assert method.seconds[-1] == pytest.approx(30 * each)
+    slow = compare(read_runs([tmp_path]), network=network.model_copy(update={"straggle": 1.0})).methods[0]
+    spread = [np.exp(draws(0, "network", t, 0).standard_normal()) for t in range(1, 31)]
+    assert slow.seconds[-1] == pytest.approx(30 * (each - 1) + sum(spread))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Comparison:
+    for name, title, final in ("a", "fedavg", 0.5), ("b", "ghbm", 0.9), ("c", "fedhbm", 0.7):
+        made_up(tmp_path / name, [final] * 30, 10, final, **algorithm(title))
+    made_up(tmp_path / "d", [0.1] * 30, 10, None, status="diverged", **algorithm("fedcm"))
+    return compare(read_runs([tmp_path]))
+
+
+def test_the_best_is_bold_and_the_second_underlined(three: Comparison) -> None:
+    text = markdown(results(three))
+    assert "| GHBM | **90.0 %** |" in text
+    assert "| FedHBM | <u>70.0 %</u> |" in text
+    assert "| FedAvg | 50.0 % |" in text
+    assert "| FedCM | diverged | never |" in text
+    tex = latex(results(three))
+    assert r"GHBM & \textbf{90.0 \%} &" in tex
+    assert r"FedHBM & \underline{70.0 \%} &" in tex
+    assert tex.startswith(r"\begin{tabular}{lrrrrr}")
+
+
+def test_csv_has_every_number(three: Comparison) -> None:
+    rows = list(csv.DictReader(csv_text(three).splitlines()))
+    assert [row["algorithm"] for row in rows] == [row["algorithm"] for row in three.rows()]
+    assert float(rows[1]["accuracy_mean"]) == three.rows()[1]["accuracy_mean"]
+    assert float(rows[1]["cost_bytes"]) == three.rows()[1]["cost"]["bytes"]

@@ -11,9 +11,9 @@ import pytest
 
 from keel import make_spec
 from keel.reporting.comparison import Comparison, compare
-from keel.reporting.page import duration, write_charts, write_report
+from keel.reporting.page import write_charts, write_report
 from keel.reporting.sections import sections
-from keel.reporting.tables import percent, saving, size
+from keel.reporting.tables import duration, percent, saving, size
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
 from tests.reporting.test_comparison import algorithm, known
@@ -166,7 +166,7 @@ def test_the_slider_gives_what_python_computes(opened: Callable[..., Any], compa
                 saving(row["rounds_saved"]),
                 size(row["bytes_to_target"]),
                 saving(row["bytes_saved"]),
-                duration(row["seconds_to_target"]),
+                "-" if row["seconds_to_target"] is None else duration(row["seconds_to_target"]),
             ]
             for row in aimed.rows()
         ]

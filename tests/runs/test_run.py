@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import keel
 from keel.algorithms import make_algorithm
@@ -306,3 +307,11 @@ def test_ctrl_c_stops_many_runs_and_the_same_command_goes_on(tmp_path: Path) -> 
     assert b"Traceback" not in messages
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert [row["status"] for row in json.loads(done.stdout)] == ["finished"] * 4
+
+
+def test_a_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
+    ended = keel.run({"algorithm": {"name": "ghbm"}, "rounds": 5}, out=tmp_path / "run")
+    found = load_file(tmp_path / "run/checkpoint/state.safetensors")
+    weights = torch.cat([p.detach().reshape(-1) for p in ended.module.parameters()])
+    assert torch.equal(found["server/theta"], weights)
+    assert found["memory/clients"].dtype == torch.int64

@@ -8,6 +8,9 @@ from typing import Any
 
 import altair as alt
 
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+"""The Vega-Lite that Altair writes is the one that is drawn."""
+
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D1F"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
 ROWS, TARGETS = "rows", "targets"
@@ -62,7 +65,7 @@ ANGLE = Quantity("angle, degrees", ".3~g")
 
 
 def time(unit: str) -> Quantity:
-    return Quantity(f"{unit} on the machine that ran it", ",.3~f")
+    return Quantity(f"time, {unit}", ",.3~f")
 
 
 def lines(

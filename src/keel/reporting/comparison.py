@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from keel.errors import KeelError, unknown
+from keel.network import Network
+from keel.rounds import Record
 from keel.runs.folder import RunFolder
+from keel.runs.spec import flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
@@ -23,6 +26,9 @@ EVALUATIONS = 3
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is near enough."""
+
+NO_PART = ("network", "tracking")
+"""Tables of a spec that say nothing about what is computed."""
 
 Table = dict[str, Any]
 """A resolved spec, as it stands in spec.toml."""
@@ -196,6 +202,12 @@ class Comparison:
             for method in self.methods
         ]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from keel.reporting.notebook import comparison_html  # what draws is needed only here
+
+        return comparison_html(self)
+
     def _row(self, method: Method, target: float | None) -> dict[str, Any]:
         base = self.baseline_of(method)
         spent = method.reaches(target) if target is not None else None
@@ -224,21 +236,27 @@ class Comparison:
         return row
 
 
-def compare(folders: list[RunFolder], baseline: str | None = None, target: float | None = None) -> Comparison:
-    """The runs in these folders, grouped to methods. Without a baseline it is FedAvg, if that is among them."""
+def compare(
+    folders: list[RunFolder],
+    baseline: str | None = None,
+    target: float | None = None,
+    network: Network | None = None,
+) -> Comparison:
+    """The runs in these folders, grouped to methods. Without a baseline it is FedAvg, if that is among them.
+
+    With a network (here, or in the specs) time is what a federation of that kind would need, else that of the machine.
+    """
     groups: dict[str, dict[int, RunFolder]] = {}
     for folder in folders:
-        table = folder.table
-        seed = table.pop("seed")
-        key = repr((table, _task(folder)))
-        groups.setdefault(key, {}).setdefault(seed, folder)  # a run that was made twice counts once
+        key = repr((_same(folder), _task(folder)))
+        groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # a run that was made twice counts once
     members = [list(group.values()) for group in groups.values()]
     labels = labels_of([group[0] for group in members])
-    methods = [_method(label, group) for label, group in zip(labels, members, strict=True)]
+    methods = [_method(label, group, network) for label, group in zip(labels, members, strict=True)]
     if not any(len(method.rounds) for method in methods):
         raise KeelError(f"run: {str(folders[0].path)!r} has no accuracy yet; accepted: runs with an evaluation")
     if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
-        raise unknown("--baseline", baseline, set(names))
+        raise unknown("--target", baseline, set(names))
     return Comparison(methods, baseline or "fedavg", _holdings([group[0] for group in members]), target)
 
 
@@ -251,13 +269,17 @@ def _holdings(folders: list[RunFolder]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _method(label: str, group: list[RunFolder]) -> Method:
+def _method(label: str, group: list[RunFolder], network: Network | None) -> Method:
     histories = [folder.records() for folder in group]
     evaluated = [{r["round"]: r for r in history if "accuracy" in r} for history in histories]
     known = [of_run for of_run in evaluated if of_run]  # a run that has just begun, or diverged at once, has none
     rounds = sorted(set.intersection(*map(set, known))) if known else []
     traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories if history]
-    clocks = [np.cumsum(folder.seconds()) for folder, history in zip(group, histories, strict=True) if history]
+    clocks = [
+        np.cumsum(_seconds(folder, history, network))
+        for folder, history in zip(group, histories, strict=True)
+        if history
+    ]
     columns = np.array(rounds, dtype=np.int64) - 1
     summaries = [folder.summary or {"status": "running" if folder.busy else "stopped"} for folder in group]
     states = {summary["status"] for summary in summaries}
@@ -283,6 +305,30 @@ def _method(label: str, group: list[RunFolder]) -> Method:
     )
 
 
+def _seconds(folder: RunFolder, history: list[Record], network: Network | None) -> list[float]:
+    """Of each round: on the machine, or in a federation with a network, its own if it has one and none is given."""
+    measured = folder.seconds()
+    if network is None and "network" in folder.table:
+        network = Network(**folder.table["network"])
+    if network is None or not measured:
+        return measured
+    # the median round has no evaluation in it, and not the start of the workers
+    at_once = 1 if folder.engine in ("serial", "cohort") else folder.environment["workers"]
+    computing = float(np.median(measured)) * at_once / len(history[0]["cohort"])
+    seed = folder.table["seed"]
+    return [
+        network.round_seconds(
+            seed,
+            record["round"],
+            record["cohort"],
+            record["bytes_down"] / len(record["cohort"]),
+            record["bytes_up"] / len(record["cohort"]),
+            computing,
+        )
+        for record in history
+    ]
+
+
 def _at(columns: np.ndarray, series: list[np.ndarray]) -> np.ndarray:
     """The mean of those series that are long enough, at these columns."""
     long = [each[columns] for each in series if len(columns) and len(each) > columns[-1]]
@@ -294,13 +340,18 @@ def alike(one: Method, other: Method) -> bool:
     return one.setting == other.setting
 
 
+def _same(folder: RunFolder) -> Table:
+    """What the runs of one method share: all of the spec but the seed and what is no part."""
+    return {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
+
+
 def _task(folder: RunFolder) -> tuple[Any, ...]:
     return tuple(folder.environment[what] for what in ("examples_sha256", "parameters", "loss"))
 
 
 def labels_of(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
-    flat = [flatten({k: v for k, v in folder.table.items() if k != "seed"}) for folder in folders]
+    flat = [flatten(_same(folder)) for folder in folders]
     titles = [folder.title for folder in folders]
     labels = []
     for title, settings in zip(titles, flat, strict=True):
@@ -312,11 +363,3 @@ def labels_of(folders: list[RunFolder]) -> list[str]:
 
 def _short(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and "/" in value else value
-
-
-def flatten(table: Table, prefix: str = "") -> Table:
-    """Tables within tables as one, with dotted keys."""
-    flat: Table = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -22,10 +22,9 @@ const size = value => {
 };
 const duration = value => {
   if (value === null) return "-";
-  for (const [unit, length] of [["h", 3600], ["min", 60]]) {
-    if (value >= 2 * length) return `${fixed(value / length, 1)} ${unit}`;
-  }
-  return `${fixed(value, 1)} s`;
+  if (value < 60) return `${fixed(value, 1)} s`;
+  const minutes = Number(fixed(value / 60, 0)), hours = Math.floor(minutes / 60);
+  return hours ? `${hours}:${String(minutes % 60).padStart(2, "0")} h` : `${minutes} min`;
 };
 
 // A method comes to stand at each of its levels in turn; the first that is not below the target reaches it.

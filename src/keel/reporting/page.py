@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
-from altair import SCHEMA_VERSION
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.reporting.charts import PAPER, ROWS, TARGETS, colours, dashes
+from keel.reporting.charts import PAPER, VEGA_LITE, colours, dashes
 from keel.reporting.comparison import WINDOW, Comparison
 from keel.reporting.sections import SHOWN, Rows, Section, sections
-from keel.reporting.tables import accuracy, heterogeneity, percent, saving, size
-
-_VERSION = ".".join(SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-"""The Vega-Lite that Altair writes is the one that is drawn."""
+from keel.reporting.tables import accuracy, duration, heterogeneity, percent, saving, size
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
@@ -45,7 +41,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
         window=WINDOW,
         data=_json({"paper": PAPER, "sections": data}),
         script=Markup(_text("page.js")),
-        vega=Markup(vl_convert.javascript_bundle(vl_version=_VERSION)),  # type: ignore[call-arg]
+        vega=Markup(vl_convert.javascript_bundle(vl_version=VEGA_LITE)),  # type: ignore[call-arg]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")  # a full disk must not spoil an earlier page
@@ -63,12 +59,11 @@ def write_charts(comparison: Comparison, folder: Path) -> None:
         place = folder / f"setting-{number}" if len(parts) > 1 else folder
         place.mkdir(parents=True, exist_ok=True)
         for name, chart in part.charts().items():
-            spec = chart.properties(width=640).to_dict()
-            spec |= {"config": PAPER, "datasets": {ROWS: part.rows(name), TARGETS: [{"target": part.target}]}}
-            svg = vl_convert.vegalite_to_svg(spec, vl_version=_VERSION)
+            spec = part.filled(name, chart.properties(width=640)) | {"config": PAPER}
+            svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
             (place / f"{name}.svg").write_text(svg, encoding="utf-8")
-            (place / f"{name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec, vl_version=_VERSION))
-            (place / f"{name}.png").write_bytes(vl_convert.vegalite_to_png(spec, vl_version=_VERSION, scale=2))
+            (place / f"{name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec, vl_version=VEGA_LITE))
+            (place / f"{name}.png").write_bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=2))
 
 
 def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,23 +104,15 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> list[tuple[str, Any]]:
     """The table's cells after the name: their text, and what they are sorted by."""
     rounds = "-" if row["target"] is None else str(row["rounds_to_target"] or "never")
+    seconds = row["seconds_to_target"]
     return [
         (accuracy(row), row["accuracy_mean"]),
         (rounds, row["rounds_to_target"]),
         (saving(row["rounds_saved"]), row["rounds_saved"]),
         (size(row["bytes_to_target"]), row["bytes_to_target"]),
         (saving(row["bytes_saved"]), row["bytes_saved"]),
-        (duration(row["seconds_to_target"]), row["seconds_to_target"]),
+        ("-" if seconds is None else duration(seconds), seconds),
     ]
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _data(part: Section) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import altair as alt
 import numpy as np
 
 from keel.reporting import charts
-from keel.reporting.comparison import Comparison, Method, alike, flatten, labels_of
+from keel.reporting.comparison import Comparison, Method, alike, labels_of
 from keel.runs.folder import RunFolder
-from keel.runs.spec import CUSTOM
+from keel.runs.spec import CUSTOM, flatten
 
 SHOWN = 8
 """Methods that are drawn at first where there are more."""
@@ -105,6 +105,11 @@ class Section:
             picture = self.held["picture"]
             found["who-holds-what"] = charts.who_holds_what(_texts(picture["clients"]), _texts(picture["classes"]))
         return found | {"who-took-part": charts.who_took_part()}
+
+    def filled(self, name: str, chart: alt.Chart | alt.LayerChart) -> dict[str, Any]:
+        """The chart of that name in Vega-Lite, with what it shows at first."""
+        data = {charts.ROWS: self.rows(name), charts.TARGETS: [{"target": self.target}]}
+        return chart.to_dict() | {"datasets": data}
 
     def rows(self, name: str) -> Rows:
         """What a chart shows at first, at the setting's own target."""

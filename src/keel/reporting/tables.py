@@ -1,10 +1,15 @@
 """The numbers of a comparison as people read them."""
 
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import StringIO
 from math import ceil
 from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from keel.reporting.comparison import WINDOW, Comparison
 
@@ -22,10 +27,10 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def accuracy(row: dict[str, Any]) -> str:
+def accuracy(row: dict[str, Any], spread_by: str = "accuracy_std") -> str:
     if row["accuracy_mean"] is None:
         return str(row["status"])
-    spread = "" if row["accuracy_std"] is None else f" ± {100 * row['accuracy_std']:.1f}"
+    spread = "" if row[spread_by] is None else f" ± {100 * row[spread_by]:.1f}"
     return f"{100 * row['accuracy_mean']:.1f}{spread} %"
 
 
@@ -40,12 +45,15 @@ def saving(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
 
 
-def explanation(comparison: Comparison) -> str:
+def explanation(comparison: Comparison, interval: bool = False) -> str:
     """What the columns mean, in a sentence or two."""
-    words = "Accuracy: each seed's average over the last rounds, then mean ± deviation over the seeds."
+    spread = "95 % confidence interval" if interval else "deviation"
+    words = f"Accuracy: each seed's average over the last rounds, then mean ± {spread} over the seeds."
     known = {target for target in comparison.targets if target is not None}
     if known:
         at = percent(min(known)) if len(known) == 1 else "its target"
+        if comparison.target is not None:
+            return f"{words} Rounds and bytes: until the average over {WINDOW} rounds stands at {at}."
         name = next(m.label for m in comparison.methods if m.algorithm == comparison.baseline)
         words += (
             f" Rounds and bytes: until the average over {WINDOW} rounds stands at {at}, "
@@ -86,16 +94,53 @@ def picture(told: dict[str, Any], width: int, most: int = 20) -> str:
     return "\n".join([title, *lines, f"{'':12}{len(shown)} of {told['clients']:,} clients"])
 
 
+def sweep_table(rows: list[dict[str, Any]], most: int = 20) -> Table:
+    """The points of a sweep, the best first and no more than so many of them."""
+    keys = list(rows[0]["fields"])
+    ends = [key.rpartition(".")[2] for key in keys]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for key, end in zip(keys, ends, strict=True):
+        table.add_column(end if ends.count(end) == 1 else key, justify="right", overflow="fold")
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows[:most]:
+        values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["fields"].values()]
+        spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
+        score = "-" if row["score"] is None else f"{100 * row['score']:.1f}{spread} %"
+        remark = "best" if row["best"] else "" if row["status"] == "finished" else row["status"]
+        table.add_row(*values, score, remark)
+    return table
+
+
+def sweep_explanation(rows: list[dict[str, Any]], on: str, most: int = 20) -> str:
+    """What the accuracy is, and how many points the table leaves out."""
+    part = "a validation part of the training data" if on == "validation" else "the test set"
+    seeds = len(rows[0]["scores"])
+    over = f", then mean ± deviation over {seeds} seeds" if seeds > 1 else ""
+    more = f" {len(rows) - most} more points are in sweep.json." if len(rows) > most else ""
+    return f"Accuracy on {part}: the average over the last rounds{over}.{more}"
+
+
 SHADES = " ░▒▓█"
 COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
+COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"]
 
 
-def cells(comparison: Comparison) -> list[list[str]]:
-    """The rows of the table as text, one list per method."""
-    return [
+@dataclass(frozen=True)
+class Sheet:
+    """A table as text: its columns, its rows, and each row's place by accuracy (from 1) where it has one."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    places: list[int | None]
+
+
+def results(comparison: Comparison, interval: bool = False) -> Sheet:
+    """Accuracy, and rounds and bytes to the target."""
+    rows = [
         [
             row["label"],
-            accuracy(row),
+            accuracy(row, "accuracy_interval" if interval else "accuracy_std"),
             _rounds(row),
             saving(row["rounds_saved"]),
             size(row["bytes_to_target"]),
@@ -103,13 +148,91 @@ def cells(comparison: Comparison) -> list[list[str]]:
         ]
         for row in comparison.rows()
     ]
+    return Sheet(COLUMNS, rows, comparison.places())
 
 
-def terminal_table(comparison: Comparison) -> Table:
+def costs(comparison: Comparison) -> Sheet:
+    """What it costs to reach the baseline's quality, by the paper's three steps."""
+    rows = []
+    for row in comparison.rows():
+        if (cost := row.get("cost")) is None:
+            rows.append([row["label"], *["-"] * 5])
+            continue
+        figures = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
+        rows.append([row["label"], *figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
+    return Sheet(COST_COLUMNS, rows, [None] * len(rows))
+
+
+def change(saved: float) -> str:
+    """An arrow and percents: down for a reduction, up for an increase."""
+    return "0 %" if round(1000 * saved) == 0 else f"{'↓' if saved > 0 else '↑'} {100 * abs(saved):.1f} %"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes} min"
+
+
+def terminal_table(sheet: Sheet) -> Table:
+    """The best in bold, the second underlined."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(COLUMNS[0], overflow="fold")  # the one that may be long
-    for name in COLUMNS[1:]:
+    table.add_column(sheet.columns[0], overflow="fold")  # the one that may be long
+    for name in sheet.columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in cells(comparison):
-        table.add_row(*row)
+    for row, place in zip(sheet.rows, sheet.places, strict=True):
+        style = {1: "bold", 2: "underline"}.get(place or 0, "")
+        table.add_row(row[0], Text(row[1], style), *row[2:])
     return table
+
+
+def markdown(sheet: Sheet) -> str:
+    marks = {1: "**{}**", 2: "<u>{}</u>"}
+    lines = [sheet.columns, ["---", *["---:"] * (len(sheet.columns) - 1)]]
+    lines += [[row[0], marks.get(place or 0, "{}").format(row[1]), *row[2:]] for row, place in _ranked(sheet)]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def latex(sheet: Sheet) -> str:
+    """For the packages booktabs and nothing else."""
+    marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
+    body = [
+        [_tex(row[0]), marks.get(place or 0, "%s") % _tex(row[1]), *map(_tex, row[2:])] for row, place in _ranked(sheet)
+    ]
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in body]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def csv_text(comparison: Comparison) -> str:
+    """All numbers of the comparison, unrounded, a line for each method."""
+    rows = [_flat(row) for row in comparison.rows()]
+    text = StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{key}": each for key, each in value.items()}
+        else:
+            flat[name] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return flat
+
+
+def _ranked(sheet: Sheet) -> Iterable[tuple[list[str], int | None]]:
+    return zip(sheet.rows, sheet.places, strict=True)
+
+
+TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
+TEX |= {"^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(TEX.get(sign, sign) for sign in text)

@@ -3,14 +3,15 @@
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, TypeAlias
 
 from keel.engines.allocator import tune
 from keel.errors import Stopped
@@ -19,7 +20,9 @@ from keel.runs.folder import RunFolder
 from keel.runs.run import ensure
 from keel.runs.spec import Spec, resolved_spec
 
-_progress: "multiprocessing.Queue[tuple[int, Record]]"
+Rounds: TypeAlias = "multiprocessing.Queue[tuple[int, Record]]"
+_progress: Rounds
+_halted: Event
 _stopped = threading.Event()
 
 
@@ -34,45 +37,62 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
 
     Ctrl-C reaches the workers too: each finishes its round and saves, and what had not begun is left out.
     """
-    context = multiprocessing.get_context("spawn")
     each = max(1, workers // len(jobs))  # fewer runs than cores share them out
-    queue = context.Queue()
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin, initargs=(queue,))
-    with pool:
+    with crew(min(workers, len(jobs)), on_round) as hands:
+        tables = [job.spec.model_dump(exclude_none=True) for job in jobs]
+        waiting = [hands.submit(_run, i, tables[i], job.path, each) for i, job in enumerate(jobs)]
+        hands.follow(waiting)
+        return [future.result() for future in waiting]
+
+
+class Crew:
+    """Worker processes that run experiments and tell of each round."""
+
+    def __init__(self, pool: ProcessPoolExecutor, queue: Rounds, on_round: Callable[[int, Record], None]):
+        self.pool, self.queue, self.on_round = pool, queue, on_round
+
+    def submit(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> Future[dict[str, Any]]:
         with _uninterrupted():  # a worker that is still starting could not answer Ctrl-C
-            waiting = [
-                pool.submit(_run, i, job.spec.model_dump(exclude_none=True), job.path, each)
-                for i, job in enumerate(jobs)
-            ]
+            return self.pool.submit(function, *arguments)
+
+    def follow(
+        self, waiting: Collection[Future[dict[str, Any]]], enough: Callable[[Iterable[bool]], bool] = all
+    ) -> None:
+        """Listens until all of them are done, or `any`; the first that failed is raised."""
+        while True:
+            for future in waiting:
+                if future.done() and (error := future.exception()):
+                    raise error
+            ended = enough(future.done() for future in waiting)
+            try:
+                self.on_round(*self.queue.get(timeout=0 if ended else 0.1))
+            except Empty:
+                if ended:
+                    return
+
+
+@contextmanager
+def crew(size: int, on_round: Callable[[int, Record], None]) -> Iterator[Crew]:
+    """So many processes. If anything fails each finishes its round and saves; what had not begun is left out."""
+    context = multiprocessing.get_context("spawn")
+    queue, halted = context.Queue(), context.Event()
+    with ProcessPoolExecutor(size, context, initializer=_begin, initargs=(queue, halted)) as pool:
         try:
-            _follow(waiting, queue, on_round)
-            return [future.result() for future in waiting]
-        except KeyboardInterrupt:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise Stopped from None
+            yield Crew(pool, queue, on_round)
         except BrokenProcessPool:
             raise OSError("a worker process died; the same command goes on where it was") from None
+        except BaseException as error:
+            halted.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise Stopped from None
+            raise
 
 
-def _follow(
-    waiting: list[Future[dict[str, Any]]],
-    queue: "multiprocessing.Queue[tuple[int, Record]]",
-    on_round: Callable[[int, Record], None],
-) -> None:
-    while True:
-        ended = all(future.done() for future in waiting)
-        try:
-            while True:
-                on_round(*queue.get(timeout=0 if ended else 0.1))
-        except Empty:
-            if ended:
-                return
-
-
-def _begin(queue: "multiprocessing.Queue[tuple[int, Record]]") -> None:
+def _begin(queue: Rounds, halted: Event) -> None:
     """A worker: Ctrl-C is noted, and never breaks it between two runs, where it talks with its parent."""
-    global _progress
-    _progress = queue
+    global _progress, _halted
+    _progress, _halted = queue, halted
     _stopped.clear()
     signal.signal(signal.SIGINT, lambda *_: _stopped.set())
     if hasattr(signal, "pthread_sigmask"):
@@ -94,15 +114,26 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _run(number: int, table: dict[str, Any], path: Path, workers: int) -> dict[str, Any]:
+    return run_one(number, resolved_spec(table), path, workers)
+
+
+def run_one(
+    number: int, spec: Spec, path: Path, workers: int, enough: Callable[[Record], bool] = lambda record: False
+) -> dict[str, Any]:
+    """One run of a worker's, and its summary; `enough` is asked after each round whether to leave it at that."""
+    left = threading.Event()
+
     def follow(record: Record, *_: Any) -> None:
         _progress.put((number, record))
+        if enough(record):
+            left.set()
         if _stopped.is_set():  # Ctrl-C came before the run could hear it
             signal.raise_signal(signal.SIGINT)
 
     if _stopped.is_set():
         raise KeyboardInterrupt
-    run = ensure(resolved_spec(table), path, hooks=[follow], workers=workers)
-    if run.status == "interrupted":
+    run = ensure(spec, path, hooks=[follow], workers=workers, stop=lambda: left.is_set() or _halted.is_set())
+    if run.status == "interrupted" and not left.is_set():
         _stopped.set()
         raise KeyboardInterrupt
     return run.summary

@@ -7,12 +7,13 @@ metrics.jsonl    a line per round, append-only; no times, so that equal runs hav
 timings.jsonl    the seconds of each round
 checkpoint/      the position to go on from, written aside and moved in
 summary.json     how it ended
+tracking.json    by what names the trackers know it, where there are any
 """
 
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
@@ -22,7 +23,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,17 @@ from keel.errors import KeelError
 from keel.memories import Memories
 from keel.rounds import Position, Record
 from keel.runs.spec import Spec, read_spec, resolved_spec
+
+DTYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""What safetensors calls them."""
 
 
 class RunFolder:
@@ -42,6 +53,7 @@ class RunFolder:
         self.summary_file = path / "summary.json"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
         self.memory_file = path / "checkpoint" / "memories.bin"
+        self.tracking_file = path / "tracking.json"
 
     @classmethod
     def create(
@@ -54,12 +66,12 @@ class RunFolder:
         aside = Path(mkdtemp(prefix=".", dir=path.parent))
         try:
             (aside / "checkpoint").mkdir()
-            _write(aside / "spec.toml", spec.to_toml().encode())
-            _write(aside / "environment.json", (json.dumps(known, indent=2) + "\n").encode())
+            _write(aside / "spec.toml", [spec.to_toml().encode()])
+            _write(aside / "environment.json", [(json.dumps(known, indent=2) + "\n").encode()])
             if holdings is not None:
-                _write(aside / "data.json", (json.dumps(holdings) + "\n").encode())
-            _write(aside / "metrics.jsonl", b"")
-            _write(aside / "timings.jsonl", b"")
+                _write(aside / "data.json", [(json.dumps(holdings) + "\n").encode()])
+            _write(aside / "metrics.jsonl", [])
+            _write(aside / "timings.jsonl", [])
             aside.chmod(0o755)
             aside.rename(path)
         except BaseException:  # also Ctrl-C: nothing half-made stays
@@ -152,10 +164,9 @@ class RunFolder:
         tensors |= {f"memory/{name}": array for name, array in memories.items()}
         if position.buffers is not None:
             tensors["buffers"] = position.buffers.numpy()
-        content = safetensors.numpy.save(tensors, metadata={"round": str(position.round), "form": form})
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
-        _replace(self.checkpoint_file, content)
+        write_whole(self.checkpoint_file, _as_safetensors(tensors, {"round": str(position.round), "form": form}))
         position.memories.saved()
 
     def saved_position(self, memories: Memories | None = None) -> Position | None:
@@ -184,12 +195,21 @@ class RunFolder:
         position = self.saved_position(memories)
         for file in (self.metrics, self.timings):
             kept = [line for line in _lines(file) if line["round"] <= (position.round if position else 0)]
-            _replace(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_whole(file, ["".join(json.dumps(line) + "\n" for line in kept).encode()])
         self.summary_file.unlink(missing_ok=True)
         return position
 
+    @property
+    def tracked_as(self) -> dict[str, str]:
+        """The name of this run with each tracker that was told of it."""
+        return json.loads(self.tracking_file.read_text(encoding="utf-8")) if self.tracking_file.is_file() else {}
+
+    def remember(self, tracker: str, name: str) -> None:
+        """The name by which a resume finds the run with this tracker again."""
+        write_whole(self.tracking_file, [(json.dumps({**self.tracked_as, tracker: name}) + "\n").encode()])
+
     def finish(self, summary: dict[str, Any]) -> None:
-        _replace(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])
 
 
 def environment() -> dict[str, Any]:
@@ -217,7 +237,25 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         raise KeelError(f"run: {str(file)!r} is damaged: a line of it is not JSON ({error})") from None
 
 
-def _replace(file: Path, content: bytes) -> None:
+def _as_safetensors(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file in parts, one tensor after the other, which may lie in files: the library would copy them all.
+
+    Its length comes first, then a table of contents, then the numbers.
+    """
+    contents: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, array in tensors.items():
+        begin, end = end, end + array.nbytes
+        contents[name] = {"dtype": DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+    table = json.dumps(contents).encode()
+    table += b" " * (-len(table) % 8)
+    yield len(table).to_bytes(8, "little") + table
+    for array in tensors.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_whole(file: Path, content: Iterable[bytes | memoryview]) -> None:
+    """The file with this content, moved in when it is whole; until then the one before stays."""
     aside = file.with_name(f".{file.name}.new")
     try:
         _write(aside, content)
@@ -227,9 +265,9 @@ def _replace(file: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _write(file: Path, content: bytes) -> None:
+def _write(file: Path, content: Iterable[bytes | memoryview]) -> None:
     with file.open("wb") as stream:
-        stream.write(content)
+        stream.writelines(content)
         stream.flush()
         os.fsync(stream.fileno())
 

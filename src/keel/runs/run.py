@@ -24,6 +24,7 @@ from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
 from keel.runs.room import Room, check_room
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
+from keel.runs.tracking import check_trackers, tracked
 from keel.task import default_loss, make_task
 
 CHECKPOINT_SECONDS = 10.0
@@ -53,6 +54,12 @@ class Run:
     def records(self) -> list[Record]:
         return RunFolder(self.path).records()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the curve and the numbers."""
+        from keel.reporting.notebook import run_html  # a run that nobody looks at needs nothing of it
+
+        return run_html(RunFolder(self.path), self.summary)
+
 
 def run(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
@@ -64,21 +71,24 @@ def run(
     out: str | Path | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
     announce: Callable[[Room], None] | None = None,
 ) -> Run:
     """Runs the experiment that `spec` describes (a Spec, a table, a TOML file) into a new folder.
 
     A model, data, algorithm or loss that is passed takes the place of the one the spec names. The model's
     parameters as they are now are the initial ones. `announce` hears before anything is written what the run can take.
+    `stop` is asked after each round whether to leave it at that, as Ctrl-C does.
     """
     spec = _as_spec(spec, model, data, algorithm)
+    check_trackers(spec.tracking)
     training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
     room = check_room(training, Path("runs" if out is None else out))
     if announce is not None:
         announce(room)
     folder = _create(spec, training, None if out is None else Path(out))
     with folder.locked():
-        return _go(folder, training, training.start(folder.memory_file), hooks)
+        return _go(folder, training, training.start(folder.memory_file), hooks, stop)
 
 
 def resume(
@@ -90,6 +100,7 @@ def resume(
     loss: Loss | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
 
@@ -103,6 +114,7 @@ def resume(
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
         training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
@@ -114,20 +126,33 @@ def resume(
         if folder.ended:
             return _result(folder, training, folder.saved_position() or training.start())
         position = folder.restore(training.memories(folder.memory_file))
-        return _go(folder, training, position or training.start(folder.memory_file), hooks)
+        return _go(folder, training, position or training.start(folder.memory_file), hooks, stop)
 
 
-def ensure(spec: Spec, path: Path, hooks: Sequence[Hook] = (), workers: int | None = None) -> Run:
+def ensure(
+    spec: Spec,
+    path: Path,
+    hooks: Sequence[Hook] = (),
+    workers: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
     """The run of `spec` in `path`: made, gone on with or found finished; with so many workers, if it has any."""
+    if existing(spec, path) is None:
+        return run(spec, out=path, hooks=hooks, workers=workers, stop=stop)
+    return resume(path, hooks=hooks, workers=workers, stop=stop)
+
+
+def existing(spec: Spec, path: Path) -> RunFolder | None:
+    """The folder of the run of `spec` in `path`, however far it came; None where there is nothing."""
     if not path.exists():
-        return run(spec, out=path, hooks=hooks, workers=workers)
+        return None
     folder = RunFolder.open(path)
-    if folder.spec != spec:
+    if folder.spec.experiment != spec.experiment:
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
             raise KeelError(f"out: {str(path)!r} was made by another version ({what}); accepted: another folder")
-    return resume(path, hooks=hooks, workers=workers)
+    return folder
 
 
 def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
@@ -135,6 +160,7 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
     known = {
         "engine": training.engine.name,
         "device": str(training.device),
+        "workers": training.workers,
         "title": spec.algorithm.title,
         **_fingerprints(training),
         **environment(),
@@ -199,7 +225,9 @@ def _as_spec(
     return make_spec(table)
 
 
-def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook]) -> Run:
+def _go(
+    folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool]
+) -> Run:
     due = [monotonic() + CHECKPOINT_SECONDS]
 
     def keep(record: Record, position: Position, seconds: float) -> None:
@@ -210,14 +238,15 @@ def _go(folder: RunFolder, training: Training, position: Position, hooks: Sequen
             due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:
-        with interruptible() as interrupted:
-            status = training.run(position, [keep, *hooks], stop=interrupted.is_set)
-        if status == "diverged":  # said first: a position that is not finite must not be gone on from
-            folder.finish(summarize(folder, training, position, status))
-            folder.save(position)
-        else:
-            folder.save(position)
-            folder.finish(summarize(folder, training, position, status))
+        with tracked(folder, training.spec) as track:
+            with interruptible() as interrupted:
+                status = training.run(position, [keep, track, *hooks], stop=lambda: interrupted.is_set() or stop())
+            if status == "diverged":  # said first: a position that is not finite must not be gone on from
+                folder.finish(summarize(folder, training, position, status))
+                folder.save(position)
+            else:
+                folder.save(position)
+                folder.finish(summarize(folder, training, position, status))
     except OSError as error:
         kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
         raise OSError(f"{error}; {kept}") from error
@@ -235,7 +264,7 @@ def _result(folder: RunFolder, training: Training, position: Position) -> Run:
 def summarize(folder: RunFolder, training: Training, position: Position, status: str) -> dict[str, Any]:
     records, spec = folder.records(), training.spec
     last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last and "accuracy" in r]
-    evaluated = next((r for r in reversed(records) if "accuracy" in r), {})
+    evaluated = next((r for r in reversed(records) if "test_loss" in r), {})
     return {
         "status": status,
         "rounds": position.round,

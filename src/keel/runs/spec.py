@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from keel.data.partition import Way
 from keel.errors import KeelError, explain, unknown
 from keel.memories import Precision
 from keel.models import MODELS
+from keel.network import Network
 from keel.schedules import Schedule
 from keel.settings import check_settings, paths
 
@@ -145,6 +147,12 @@ class MemorySpec(_Table):
     keep: Count | None = None
 
 
+class TrackingSpec(_Table):
+    to: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    project: Annotated[str, Field(min_length=1)] = "keel"
+    wandb_mode: Literal["online", "offline"] | None = None
+
+
 def _algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm):
         return value
@@ -178,6 +186,13 @@ class Spec(_Table):
     evaluation: EvaluationSpec
     engine: EngineSpec
     memory: MemorySpec
+    network: Network | None = None
+    tracking: TrackingSpec = TrackingSpec()
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """All of it but who is told and what is made of its times, which may differ between two starts of one run."""
+        return self.model_dump(exclude_none=True, exclude={"tracking", "network"})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -191,10 +206,18 @@ class Spec(_Table):
 
 def make_spec(table: Mapping[str, Any]) -> Spec:
     """The spec that `table` describes, the rest filled in; a mistake is a KeelError of one line."""
+    table = _given(table)
     _check_names(table)
-    full = _merge(*_default_layers(table), table)
+    full = merge(*_default_layers(table), table)
     _settle(full, table)
     return resolved_spec(full)
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the fields that are None, which is how Python says that they are not given."""
+    return {
+        key: _given(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
+    }
 
 
 def resolved_spec(table: Mapping[str, Any]) -> Spec:
@@ -219,7 +242,7 @@ def read_spec(path: Path) -> dict[str, Any]:
 
 def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`table` with each "key.of.field=value" put in; a value that is not TOML is taken as text."""
-    result = _merge(table)
+    result = merge(table)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (equals and key):
@@ -228,16 +251,40 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        *tables, field = key.split(".")
-        place = result
-        for name in tables:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise KeelError(f"--set: {key!r}: {name} is a field, not a table")
-        place[field] = value
+        try:
+            put(result, key, value)
+        except KeelError as error:
+            raise KeelError(f"--set: {error}") from None
     return result
 
 
+def read_network(assignments: Iterable[str]) -> Network:
+    """The network that "field=value" texts describe."""
+    try:
+        return Network.model_validate(override({}, assignments))
+    except ValidationError as error:
+        raise KeelError(f"network.{explain(error)}") from None
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every field under its dotted name, as `--set` takes it."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Gives the field "key.of.field" of `table` this value."""
+    *tables, field = key.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise KeelError(f"{key}: {name} is a field, not a table")
+    table[field] = value
+
+
+@cache
 def defaults() -> dict[str, Any]:
     """Defaults by data set and algorithm, as kept in defaults.toml."""
     return tomllib.loads(files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))
@@ -313,13 +360,14 @@ def _check_names(table: Mapping[str, Any]) -> None:
                     raise unknown(section, field, kind.model_fields)
 
 
-def _merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables as one, later ones over earlier ones, field by field; none of them is changed."""
     merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
             if isinstance(value, Mapping):
                 below = merged.get(key, {})
-                merged[key] = _merge(below if isinstance(below, Mapping) else {}, value)
+                merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
             else:
                 merged[key] = value
     return merged
