@@ -316,6 +316,17 @@ def test_a_run_without_a_loss_classes_or_drift_has_a_report_too(tmp_path: Path) 
     assert not any(words in page for words in ("Who holds what", "<h3>Drift", 'value="loss"'))
 
 
+def test_a_setting_whose_runs_have_only_begun_does_not_hide_the_others(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", rising(20), **algorithm("fedavg"))
+    spec = make_spec({"rounds": 7})
+    RunFolder.create(tmp_path / "b", spec, known(spec))
+    comparison = compare(read_runs([tmp_path]))
+    write_report(comparison, tmp_path / "report.html")
+    write_charts(comparison, tmp_path / "charts")
+    assert (tmp_path / "charts/setting-1/accuracy-over-rounds.svg").is_file()
+    assert [part.cohorts is None for part in sections(comparison)] == [False, True]
+
+
 def test_each_chart_is_written_as_svg_pdf_and_png(comparison: Comparison, tmp_path: Path) -> None:
     write_charts(comparison, tmp_path)
     names = {path.stem for path in tmp_path.iterdir()}

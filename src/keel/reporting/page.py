@@ -93,7 +93,7 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "held": part.held
         and f"{heterogeneity(part.held)} Drawn: {len(part.held['picture']['clients'])} of "
         f"{part.held['clients']:,} clients.",
-        "seed": part.cohorts.table["seed"],
+        "seed": part.cohorts and part.cohorts.table["seed"],
         "keys": keys,
         "values": list(zip(part.labels, values, strict=True)),
         "seeds": [", ".join(map(str, sorted(method.seeds))) for method in part.methods],

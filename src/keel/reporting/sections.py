@@ -82,9 +82,10 @@ class Section:
         return told if told and "picture" in told else None
 
     @cached_property
-    def cohorts(self) -> RunFolder:
+    def cohorts(self) -> RunFolder | None:
         """The run whose cohorts are shown; other methods of the setting have the same ones with the same seed."""
-        return next(method for method in self.methods if method.total.rounds).folders[0]
+        begun = (folder for method in self.methods if method.total.rounds for folder in method.folders)
+        return next((folder for folder in begun if folder.records()), None)
 
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
         """Each by its name. Those for the page are `live` and know all methods; others those shown at first."""
@@ -104,7 +105,9 @@ class Section:
         if self.held:
             picture = self.held["picture"]
             found["who-holds-what"] = charts.who_holds_what(_texts(picture["clients"]), _texts(picture["classes"]))
-        return found | {"who-took-part": charts.who_took_part()}
+        if self.cohorts:
+            found["who-took-part"] = charts.who_took_part()
+        return found
 
     def filled(self, name: str, chart: alt.Chart | alt.LayerChart) -> dict[str, Any]:
         """The chart of that name in Vega-Lite, with what it shows at first."""
@@ -141,7 +144,7 @@ class Section:
     @cached_property
     def pictures(self) -> dict[str, Rows]:
         """The rows of the charts that are the same for all methods."""
-        shown = {"who-took-part": _participation(self.cohorts)}
+        shown = {"who-took-part": _participation(self.cohorts)} if self.cohorts else {}
         return shown | ({"who-holds-what": _holdings(self.held["picture"])} if self.held else {})
 
     @cached_property
@@ -251,7 +254,7 @@ def _participation(folder: RunFolder) -> Rows:
     """How often the clients took part, some of them and some of the rounds together where there are many."""
     cohorts = [record["cohort"] for record in folder.records()]
     told = folder.holdings
-    clients = told["clients"] if told else 1 + max(max(cohort) for cohort in cohorts if cohort)
+    clients = told["clients"] if told else 1 + max(client for cohort in cohorts for client in cohort)
     wide, high = -(-len(cohorts) // ROUNDS), -(-clients // CLIENTS)
     times: dict[tuple[int, int], int] = {}
     for t, cohort in enumerate(cohorts):
