@@ -292,7 +292,7 @@ def sweep(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG files.")] = None,
+    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG, PDF and PNG files.")] = None,
     target: Target = None,
     interval: Interval = False,
     cost: Cost = False,

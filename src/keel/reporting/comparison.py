@@ -95,10 +95,19 @@ class Method:
         It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds (EVALUATIONS
         of them at least), does: the target is a mean over rounds too, and one lucky round does not count.
         """
-        column = None if self.status == "diverged" else _stands(self.rounds, self.accuracy.mean(axis=0), target)
-        if column is None:
-            return None
-        return Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))
+        return next((spent for level, spent in self.standing if level >= target), None)
+
+    @cached_property
+    def standing(self) -> list[tuple[float, "Spent"]]:
+        """The accuracies at which the method comes to stand, each above those before, and what it had spent then."""
+        if self.status == "diverged" or not len(self.rounds):
+            return []
+        found: list[tuple[float, Spent]] = []
+        for column, level in enumerate(_levels(self.rounds, self.accuracy.mean(axis=0))):
+            if level > (found[-1][0] if found else -np.inf):
+                spent = Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))
+                found.append((float(level), spent))
+        return found
 
     def reaches_by_seed(self, target: float) -> list[int | None]:
         """The round at which each seed's own accuracy stands at the target."""
@@ -143,11 +152,18 @@ def cost(rounds: int | None, total: Spent, baseline: Spent) -> Cost:
 
 def _stands(rounds: np.ndarray, curve: np.ndarray, target: float) -> int | None:
     """The first column at which the mean over the last WINDOW rounds is at the target."""
-    for column, t in enumerate(rounds):
-        first = min(int(np.searchsorted(rounds, t - WINDOW, side="right")), column - EVALUATIONS + 1)
-        if first >= 0 and t >= WINDOW and curve[first : column + 1].mean() >= target:
-            return column
-    return None
+    reached = np.flatnonzero(_levels(rounds, curve) >= target)
+    return int(reached[0]) if len(reached) else None
+
+
+def _levels(rounds: np.ndarray, curve: np.ndarray) -> np.ndarray:
+    """The mean over the last WINDOW rounds at each column; -inf where there are too few."""
+    columns = np.arange(len(rounds))
+    firsts = np.minimum(np.searchsorted(rounds, rounds - WINDOW, side="right"), columns - EVALUATIONS + 1)
+    levels = np.full(len(rounds), -np.inf)
+    for column in np.flatnonzero((firsts >= 0) & (rounds >= WINDOW)):
+        levels[column] = curve[firsts[column] : column + 1].mean()
+    return levels
 
 
 @dataclass(frozen=True)
@@ -182,7 +198,7 @@ class Comparison:
         return [
             None
             if method.accuracy_mean is None
-            else 1 + sum((m.accuracy_mean or 0) > method.accuracy_mean for m in self.methods if _alike(m, method))
+            else 1 + sum((m.accuracy_mean or 0) > method.accuracy_mean for m in self.methods if alike(m, method))
             for method in self.methods
         ]
 
@@ -235,7 +251,7 @@ def compare(
         key = repr((_same(folder), _task(folder)))
         groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # a run that was made twice counts once
     members = [list(group.values()) for group in groups.values()]
-    labels = _labels([group[0] for group in members])
+    labels = labels_of([group[0] for group in members])
     methods = [_method(label, group, network) for label, group in zip(labels, members, strict=True)]
     if not any(len(method.rounds) for method in methods):
         raise KeelError(f"run: {str(folders[0].path)!r} has no accuracy yet; accepted: runs with an evaluation")
@@ -319,7 +335,8 @@ def _at(columns: np.ndarray, series: list[np.ndarray]) -> np.ndarray:
     return np.mean(long, axis=0) if long else np.zeros(len(columns))
 
 
-def _alike(one: Method, other: Method) -> bool:
+def alike(one: Method, other: Method) -> bool:
+    """Whether they may be measured against one another."""
     return one.setting == other.setting
 
 
@@ -332,7 +349,7 @@ def _task(folder: RunFolder) -> tuple[Any, ...]:
     return tuple(folder.environment[what] for what in ("examples_sha256", "parameters", "loss"))
 
 
-def _labels(folders: list[RunFolder]) -> list[str]:
+def labels_of(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
     flat = [flatten(_same(folder)) for folder in folders]
     titles = [folder.title for folder in folders]

@@ -10,8 +10,9 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from keel.errors import KeelError
-from keel.reporting.charts import VEGA_LITE, curves
+from keel.reporting.charts import VEGA_LITE
 from keel.reporting.comparison import Comparison, compare
+from keel.reporting.sections import sections
 from keel.reporting.tables import explanation, results
 from keel.runs.folder import RunFolder
 from keel.units import duration, percent, size
@@ -55,13 +56,17 @@ def run_html(folder: RunFolder, summary: dict[str, Any]) -> str:
 
 
 def _picture(comparison: Comparison) -> Markup:
-    """The curves as SVG, in which every name is escaped."""
-    chart = (
-        curves(comparison)
-        .properties(width=560, height=280)
-        .configure(background="transparent")
-        .configure_view(stroke=None)
-        .configure_axis(labelColor=_INK, titleColor=_INK, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE)
-        .configure_legend(labelColor=_INK, orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1)
-    )
-    return Markup(vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=VEGA_LITE))
+    """The curves as SVG, one of each setting, in which every name is escaped."""
+    pictures = []
+    for part in sections(comparison):
+        name = "accuracy-over-rounds"
+        chart = (
+            part.charts()[name]
+            .properties(width=560, height=280)
+            .configure(background="transparent")
+            .configure_view(stroke=None)
+            .configure_axis(labelColor=_INK, titleColor=_INK, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE)
+            .configure_legend(labelColor=_INK, orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1)
+        )
+        pictures.append(vl_convert.vegalite_to_svg(part.filled(name, chart), vl_version=VEGA_LITE))
+    return Markup("\n".join(pictures))

@@ -1,0 +1,337 @@
+"""The report, in a browser where there is one, and its charts as files."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keel import make_spec
+from keel.reporting.comparison import Comparison, compare
+from keel.reporting.page import write_charts, write_report
+from keel.reporting.sections import sections
+from keel.reporting.tables import duration, percent, saving, size
+from keel.runs.batch import read_runs
+from keel.runs.folder import RunFolder
+from tests.reporting.test_comparison import algorithm, known
+
+HOSTILE = "</script><img src=x onerror=document.title='taken'>${1}{{2}}"
+HELD = {
+    "name": "made up",
+    "clients": 4,
+    "train_examples": 12,
+    "test_examples": 3,
+    "classes": 2,
+    "client_examples": {"least": 3, "median": 3.0, "mean": 3.0, "most": 3},
+    "label_entropy": 0.0,
+    "label_entropy_whole": 1.0,
+    "label_distance": 0.5,
+    "picture": {
+        "clients": [0, 1, 2, 3],
+        "classes": ["cat", "dog"],
+        "counts": [[3, 0], [3, 0], [0, 3], [0, 3]],
+        "examples": [3, 3, 3, 3],
+    },
+}
+
+
+def made_up(path: Path, accuracy: np.ndarray, title: str | None = None, **table: object) -> RunFolder:
+    """A run folder with all that a run records, and these accuracies."""
+    spec = make_spec({"rounds": len(accuracy), "evaluation": {"every": 1, "drift": True}, **table})
+    folder = RunFolder.create(path, spec, known(spec, **({"title": title} if title else {})), HELD)
+    records = [
+        {
+            "round": t,
+            "cohort": [t % 4],
+            "bytes_down": 1000,
+            "bytes_up": 500,
+            "drift": 2.0 - value,
+            "momentum_angle": 90 * (1 - value),
+            "test_loss": 1.0 - value,
+            "accuracy": value,
+        }
+        for t, value in enumerate(accuracy.tolist(), start=1)
+    ]
+    folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder.timings.write_text("".join(json.dumps({"round": r["round"], "seconds": 0.1}) + "\n" for r in records))
+    folder.finish({"status": "finished", "accuracy": float(accuracy[-20:].mean())})
+    return folder
+
+
+def rising(half: float, rounds: int = 120, noise: float = 0.02, seed: int = 0) -> np.ndarray:
+    """Accuracies that come half the way to 1 in so many rounds."""
+    curve = 1 - 0.5 ** (np.arange(1, rounds + 1) / half)
+    return np.clip(curve + np.random.default_rng(seed).normal(0, noise, rounds), 0, 1)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        made_up(folder / f"a{seed}", rising(40, seed=seed), seed=seed, **algorithm("fedavg"))
+        made_up(folder / f"b{seed}", rising(20, seed=9 + seed), HOSTILE, seed=seed, **algorithm("ghbm", tau=5))
+        made_up(folder / f"c{seed}", rising(30, seed=5 + seed), seed=seed, **algorithm("fedhbm"))
+    return compare(read_runs([folder]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("there is no Chromium on this machine (on Debian: apt install chromium)")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Any, comparison: Comparison, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the report; what the page complains of or asks the network for fails the test."""
+    write_report(comparison, tmp_path / "report.html")
+    complaints: list[str] = []
+    pages = []
+
+    def open_page(width: int = 1280, scheme: str = "light") -> Any:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("file:", "data:", "blob:")) or complaints.append(request.url),
+        )
+        page.goto((tmp_path / "report.html").as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def drawn(page: Any) -> dict[str, int]:
+    """Each chart's name, and how many different colours it has on the screen."""
+    found = {}
+    for chart in page.query_selector_all(".chart"):
+        chart.scroll_into_view_if_needed()
+        page.wait_for_function("chart => chart.dataset.drawn && chart.querySelector('canvas')", arg=chart)
+        found[chart.get_attribute("data-drawn")] = chart.evaluate(
+            """chart => {
+              const canvas = chart.querySelector("canvas");
+              const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
+              copy.drawImage(canvas, 0, 0);
+              const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+              return new Set(new Uint32Array(pixels.buffer)).size;
+            }"""
+        )
+    return found
+
+
+def table(page: Any) -> list[list[str]]:
+    return page.eval_on_selector_all(".results tbody tr", "rows => rows.map(r => [...r.cells].map(c => c.textContent))")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
+def test_every_chart_draws_and_nothing_sticks_out(opened: Callable[..., Any], width: int, scheme: str) -> None:
+    page = opened(width, scheme)
+    colours = drawn(page)
+    assert set(colours) == {
+        "accuracy-over-rounds",
+        "accuracy-and-rounds",
+        "drift",
+        "momentum_angle",
+        "who-holds-what",
+        "who-took-part",
+    }
+    assert min(colours.values()) > 5
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_slider_gives_what_python_computes(opened: Callable[..., Any], comparison: Comparison) -> None:
+    page = opened()
+    slider = page.locator(".target input")
+    asked = [None, 30.0, 55.5, 71.2, 80.0, float(slider.get_attribute("max"))]
+    for target in asked:
+        if target is not None:
+            slider.fill(str(target))
+        aimed = Comparison(comparison.methods, "fedavg", [], None if target is None else target / 100)
+        expected = [
+            [
+                str(row["rounds_to_target"] or "never"),
+                saving(row["rounds_saved"]),
+                size(row["bytes_to_target"]),
+                saving(row["bytes_saved"]),
+                "-" if row["seconds_to_target"] is None else duration(row["seconds_to_target"]),
+            ]
+            for row in aimed.rows()
+        ]
+        assert [row[2:] for row in table(page)] == expected, target
+        assert page.inner_text(".target output") == percent(aimed.targets[0])
+    assert "never" in {cell for row in table(page) for cell in row}
+    page.click(".target button")
+    assert page.inner_text(".target output") == percent(comparison.targets[0])
+
+
+def test_numbers_are_rounded_as_python_rounds_them(opened: Callable[..., Any]) -> None:
+    page = opened()
+    script = (Path(__file__).parents[2] / "src/keel/reporting/page.js").read_text()
+    fixed = script[script.index("const fixed =") : script.index("const percent =")]
+    values = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 12.25, 12.35, 0.05, 0.25, -0.25, 99.95, 1e-9, -1e-9, 0.1 + 0.2]
+    asked = [(value, digits) for value in values for digits in (0, 1)]
+    found = page.evaluate(f"asked => {{ {fixed} return asked.map(([value, digits]) => fixed(value, digits)) }}", asked)
+    assert found == [f"{value:.{digits}f}" for value, digits in asked]
+
+
+def test_the_keyboard_moves_the_target_and_sorts_the_table(opened: Callable[..., Any]) -> None:
+    page = opened()
+    page.focus(".target input")
+    page.keyboard.press("Home")
+    assert page.inner_text(".target output") == page.get_attribute(".target input", "min") + " %"
+    page.focus("thead th:nth-child(2) button")
+    for way, order in (("ascending", sorted), ("descending", lambda cells: sorted(cells, reverse=True))):
+        page.keyboard.press("Enter")
+        assert page.get_attribute("thead th:nth-child(2)", "aria-sort") == way
+        accuracies = [row[1] for row in table(page)]
+        assert accuracies == order(accuracies)
+
+
+def test_axes_scales_and_methods_are_picked(opened: Callable[..., Any]) -> None:
+    page = opened()
+    for what in ("accuracy", "loss"):
+        page.select_option(".what", what)
+        for over in ("rounds", "bytes", "time"):
+            page.select_option(".over", over)
+            page.wait_for_selector(f"[data-drawn={what}-over-{over}]")
+    page.check(".log-x")
+    page.check(".log-y")
+    assert drawn(page)["loss-over-time"] > 5
+    page.click(".methods button[value=none]")
+    assert page.locator(".methods input:checked").count() == 0
+    page.check(".methods input >> nth=1")
+    page.wait_for_timeout(300)
+    assert drawn(page)["loss-over-time"] > 5
+
+
+def test_the_values_show_beneath_the_pointer(opened: Callable[..., Any]) -> None:
+    page = opened()
+    page.wait_for_selector("[data-drawn=accuracy-over-rounds]")
+    chart = page.locator("[data-kind=curves] canvas")
+    chart.hover()
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    assert "test accuracy" in page.inner_text("#vg-tooltip-element")
+
+
+def test_a_chart_is_saved_from_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened()
+    for form, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        with page.expect_download() as waiting:
+            page.click(f".save[value={form}] >> nth=0")
+        assert waiting.value.suggested_filename == f"accuracy-over-rounds.{form}"
+        waiting.value.save_as(tmp_path / "chart")
+        assert (tmp_path / "chart").read_bytes().startswith(begins)
+
+
+def test_a_hostile_name_stays_text(opened: Callable[..., Any]) -> None:
+    page = opened()
+    drawn(page)
+    page.locator("[data-kind=curves] canvas").hover()
+    assert page.title() == "digits, mlp - Keel"
+    assert page.locator("img").count() == 0
+    assert HOSTILE in [row[0] for row in table(page)]
+    assert HOSTILE in page.locator(".methods").inner_text()
+
+
+def test_a_hundred_runs_of_a_thousand_rounds_open_at_once(browser: Any, tmp_path: Path) -> None:
+    for tau in range(1, 100):
+        made_up(tmp_path / f"runs/{tau}", rising(300 - tau, 1000, seed=tau), **algorithm("ghbm", tau=tau))
+    made_up(tmp_path / "runs/0", rising(300, 1000), **algorithm("fedavg"))
+    path = tmp_path / "report.html"
+    write_report(compare(read_runs([tmp_path / "runs"])), path)
+    assert path.stat().st_size < 10_000_000
+    seconds = []
+    for _ in range(3):  # other tests may be running meanwhile
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(path.as_uri())
+        page.wait_for_selector("[data-drawn=accuracy-over-rounds]")
+        seconds.append(page.evaluate("performance.now()") / 1000)
+        assert page.locator(".methods input:checked").count() == 8
+        page.close()
+    assert min(seconds) < 3
+
+
+def test_what_differs_and_only_that_is_told(comparison: Comparison) -> None:
+    (part,) = sections(comparison)
+    keys, values = part.differing
+    assert "algorithm.tau" in keys
+    assert not [key for key in keys if key.startswith(("data.", "model.", "evaluation."))]
+    assert values[part.labels.index(HOSTILE)][keys.index("algorithm.tau")] == "5"
+
+
+def test_the_commands_make_the_runs_again(comparison: Comparison) -> None:
+    (part,) = sections(comparison)
+    assert [seed for seed, _ in part.commands[0]] == [0, 1]
+    for method, commands in zip(part.methods, part.commands, strict=True):
+        for folder, (_, command) in zip(method.folders, commands, strict=True):
+            assert command == f"keel run {folder.path}/spec.toml"
+
+
+def test_each_setting_is_a_section_with_its_own_target_and_short_names(tmp_path: Path) -> None:
+    for alpha in (0.0, 0.5):
+        for name in ("fedavg", "ghbm"):
+            made_up(tmp_path / f"{name}{alpha}", rising(20 + 9 * alpha), **algorithm(name), data={"alpha": alpha})
+    parts = sections(compare(read_runs([tmp_path])))
+    assert [part.particular for part in parts] == [{"data.alpha": 0.0}, {"data.alpha": 0.5}]
+    assert [part.labels for part in parts] == [["FedAvg", "GHBM"]] * 2
+    assert parts[0].target != parts[1].target
+
+
+def test_thin_curves_keep_their_last_round(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", rising(20, 1001), **algorithm("fedavg"))
+    (part,) = sections(compare(read_runs([tmp_path])))
+    assert len(part.curves[0]["rounds"]) == 400
+    assert part.curves[0]["rounds"][-1] == 1001
+
+
+def test_many_rounds_are_drawn_together_in_who_took_part(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", rising(20, 240), **algorithm("fedavg"))
+    (part,) = sections(compare(read_runs([tmp_path])))
+    rows = part.rows("who-took-part")
+    assert {row["round_end"] - row["round"] for row in rows} == {2}
+    assert sum(row["times"] for row in rows) == 240
+
+
+def test_a_run_without_a_loss_classes_or_drift_has_a_report_too(tmp_path: Path) -> None:
+    spec = make_spec({"rounds": 1})
+    folder = RunFolder.create(tmp_path / "a", spec, known(spec))
+    folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
+    comparison = compare(read_runs([tmp_path]))
+    write_report(comparison, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Who took part" in page
+    assert not any(words in page for words in ("Who holds what", "<h3>Drift", 'value="loss"'))
+
+
+def test_a_setting_whose_runs_have_only_begun_does_not_hide_the_others(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", rising(20), **algorithm("fedavg"))
+    spec = make_spec({"rounds": 7})
+    RunFolder.create(tmp_path / "b", spec, known(spec))
+    comparison = compare(read_runs([tmp_path]))
+    write_report(comparison, tmp_path / "report.html")
+    write_charts(comparison, tmp_path / "charts")
+    assert (tmp_path / "charts/setting-1/accuracy-over-rounds.svg").is_file()
+    assert [part.cohorts is None for part in sections(comparison)] == [False, True]
+
+
+def test_each_chart_is_written_as_svg_pdf_and_png(comparison: Comparison, tmp_path: Path) -> None:
+    write_charts(comparison, tmp_path)
+    names = {path.stem for path in tmp_path.iterdir()}
+    curves = {f"{what}-over-{over}" for what in ("accuracy", "loss") for over in ("rounds", "bytes", "time")}
+    costs = {f"accuracy-and-{over}" for over in ("rounds", "bytes", "time")}
+    assert names == {*curves, *costs, "drift", "momentum_angle", "who-holds-what", "who-took-part"}
+    for suffix, begins in (("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        assert all((tmp_path / f"{name}.{suffix}").read_bytes().startswith(begins) for name in names)
