@@ -13,7 +13,8 @@ from markupsafe import Markup
 from keel.reporting.charts import PAPER, VEGA_LITE, colours, dashes
 from keel.reporting.comparison import WINDOW, Comparison
 from keel.reporting.sections import SHOWN, Rows, Section, sections
-from keel.reporting.tables import accuracy, duration, heterogeneity, percent, saving, size
+from keel.reporting.tables import accuracy, heterogeneity, saving
+from keel.units import duration, percent, size
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
