@@ -74,7 +74,8 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     keys, values = part.differing
     dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
     styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
-    best = max((row["accuracy_mean"] for row in rows if row["accuracy_mean"] is not None), default=None)
+    accuracies = [row["accuracy_mean"] for row in rows]
+    places = [a is not None and 1 + sum(other > a for other in accuracies if other is not None) for a in accuracies]
     return {
         "heading": part.heading,
         "particular": ", ".join(f"{key} = {value}" for key, value in part.particular.items()),
@@ -83,8 +84,8 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
             for rank, (place, colour, dash) in enumerate(styles)
         ],
         "rows": [
-            (label, row["accuracy_mean"] is not None and row["accuracy_mean"] == best, _cells(row))
-            for label, row in zip(part.labels, rows, strict=True)
+            (label, {1: "best", 2: "next"}.get(place, ""), _cells(row))
+            for label, place, row in zip(part.labels, places, rows, strict=True)
         ],
         "base": None if part.baseline is None else part.labels[part.baseline],
         "target": part.target,

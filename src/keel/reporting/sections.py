@@ -84,7 +84,8 @@ class Section:
     @cached_property
     def cohorts(self) -> RunFolder | None:
         """The run whose cohorts are shown; other methods of the setting have the same ones with the same seed."""
-        begun = (folder for method in self.methods if method.total.rounds for folder in method.folders)
+        methods = [method for method in self.methods if method.algorithm != "centralized" and method.total.rounds]
+        begun = (folder for method in methods for folder in method.folders)
         return next((folder for folder in begun if folder.records()), None)
 
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
