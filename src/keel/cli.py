@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keel.errors import KeelError, Stopped
+from keel.errors import KeelError, Stopped, unknown
 
 if TYPE_CHECKING:
     from keel.reporting.comparison import Comparison
@@ -203,12 +203,15 @@ def compare(
         "participation": {"rate": rate},
     }
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
-    names = [name.strip() for name in methods.split(",")] if methods else []
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     jobs = jobs_of(table, names, seeds, over or [], out)
+    baseline, number = _target(target)
+    known = {job.spec.algorithm.name for job in jobs}
+    if baseline is not None and baseline not in known:
+        raise unknown("--target", baseline, known)
     if dry_run:
         _print_price([job.spec for job in jobs], as_json)
         return
-    baseline, number = _target(target)
     comparison = compare_runs(run_jobs(jobs, quiet), baseline, number)
     report = out / "report.html"
     write_report(comparison, report)
@@ -502,15 +505,21 @@ def _print_price(specs: list["Spec"], as_json: bool) -> None:
     seconds = sum(len(group) * found.seconds for group, found in prices)
     disk = sum(len(group) * found.disk for group, found in prices)
     runs = f"{len(specs)} run" + "s" * (len(specs) > 1)
-    console.print(f"\n{runs}: about {duration(seconds)} on this machine one after another, up to {size(disk)} on disk.")
+    console.print(
+        f"\n{runs}: about {duration(seconds)} of computing on this machine, up to {size(disk)} on disk. "
+        "RAM: besides the program and the data."
+    )
 
 
 def _target(text: str | None) -> tuple[str | None, float | None]:
     """The baseline and the number that --target says, one of them at the most."""
     try:
-        return None, None if text is None else float(text)
+        number = None if text is None else float(text)
     except ValueError:
         return text, None
+    if number is not None and not 0 < number <= 1:
+        raise KeelError(f"--target: {text}; accepted: an accuracy above 0 up to 1, as in 0.8, or an algorithm")
+    return None, number
 
 
 def _print_comparison(

@@ -17,7 +17,7 @@ class Network(BaseModel):
     """Of each of a round's two exchanges."""
     slowdown: float = Field(1.0, gt=0)
     """How many times as long a client's device computes as a core of the machine that ran it."""
-    straggle: float = Field(0.0, ge=0)
+    straggle: float = Field(0.0, ge=0, le=10)
     """Spread of the devices: a client's computing time is multiplied by exp(straggle z), z standard normal."""
 
     def round_seconds(

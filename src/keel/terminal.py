@@ -65,7 +65,7 @@ class _Watched:
     def __call__(self, number: int, record: Record) -> None:
         self.done[number] = record["round"]
         label = self.labels[number]
-        self.bytes[label] += record["bytes_down"] + record["bytes_up"]
+        self.bytes[label] += record.get("bytes_down", 0) + record.get("bytes_up", 0)
         self.diverged[label] += bool(record.get("diverged"))
         if "accuracy" in record:
             self.accuracy[label] = percent(record["accuracy"])

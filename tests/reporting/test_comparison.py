@@ -21,7 +21,7 @@ from keel.units import size
 def known(spec: Spec, **changes: object) -> dict[str, object]:
     """What a run knows of its surroundings, as far as a comparison reads it."""
     task = {"examples_sha256": "e", "parameters": 1, "loss": "cross entropy"}
-    return {"title": spec.algorithm.title, "engine": "serial", **task, **changes}
+    return {"title": spec.algorithm.title, "engine": "serial", "workers": 1, **task, **changes}
 
 
 def made_up(
@@ -243,3 +243,36 @@ def test_csv_has_every_number(three: Comparison) -> None:
     assert [row["algorithm"] for row in rows] == [row["algorithm"] for row in three.rows()]
     assert float(rows[1]["accuracy_mean"]) == three.rows()[1]["accuracy_mean"]
     assert float(rows[1]["cost_bytes"]) == three.rows()[1]["cost"]["bytes"]
+
+
+def test_the_baseline_reaches_its_own_final_accuracy_in_short_runs_too(tmp_path: Path) -> None:
+    """Final is the mean of the last third, and never of fewer rounds than what is compared with it."""
+    for rounds in (12, 30, 60):
+        curve = [0.1 + 0.7 * t / rounds for t in range(1, rounds + 1)]
+        last = curve[-(rounds // 3) :]
+        made_up(tmp_path / str(rounds), curve, 10, statistics.fmean(last), **algorithm("fedavg"))
+        (row,) = compare(read_runs([tmp_path / str(rounds)])).rows()
+        assert row["rounds_to_target"] == rounds
+
+
+def test_a_method_that_diverged_has_no_cost(three: Comparison) -> None:
+    rows = {row["algorithm"]: row for row in three.rows()}
+    assert "cost" not in rows["fedcm"]
+    assert rows["fedcm"]["rounds_to_target_seeds"] == [None]
+    assert rows["ghbm"]["cost"]["share"] < 1
+
+
+def test_of_a_run_that_was_made_twice_the_whole_one_counts(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5] * 2, 1, None, status="interrupted", **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.5] * 2, 1, 0.5, **algorithm("fedavg"))
+    (row,) = compare(read_runs([tmp_path])).rows()
+    assert row["status"] == "finished"
+
+
+def test_with_a_number_the_baseline_pays_for_what_it_needs(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [t / 100 for t in range(1, 101)], 10, 0.9, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [min(1.0, t / 50) for t in range(1, 101)], 10, 1.0, **algorithm("ghbm"))
+    base, other = compare(read_runs([tmp_path]), target=0.4).rows()
+    assert base["cost"]["share"] == base["rounds_to_target"] / 100
+    assert base["cost"]["bytes_saved"] == 0
+    assert other["cost"]["bytes_saved"] == pytest.approx(other["bytes_saved"])

@@ -78,10 +78,18 @@ def test_the_price_is_that_of_the_run(keel: Keel, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--methods", "fedagv"], "algorithm.name: 'fedagv' is not known; did you mean 'fedavg'?"),
-        (["--over", "local.lr"], "--over: 'local.lr'; accepted: key=value,value"),
-        (["--over", "local.lr=0.1..1.0"], "--over: local.lr has a range; accepted: local.lr=value,value,..."),
+        (["--methods", "ghbm", "--over", "local.lr"], "--over: 'local.lr'; accepted: key=value,value"),
+        (
+            ["--methods", "ghbm", "--over", "local.lr=0.1..1.0"],
+            "--over: local.lr has a range; accepted: local.lr=value,value,...",
+        ),
         (["--format", "html", "--methods", "fedavg"], "'html' is not one of 'text', 'markdown', 'latex', 'csv'"),
-        (["--set", "network.up=3"], "network"),
+        (["--methods", "fedavg", "--set", "network.up=3"], "network: 'up' is not known; accepted: down_mbps"),
+        ([], "--methods: none; accepted: algorithms with commas between"),
+        (["--methods", "fedavg", "--target", "ghbm"], "--target: 'ghbm' is not known"),
+        (["--methods", "fedavg", "--target", "90"], "--target: 90; accepted: an accuracy above 0 up to 1"),
+        (["--methods", "fedavg", "--target", "nan"], "--target: nan; accepted: an accuracy above 0 up to 1"),
+        (["--set", "algorithm=ghbm"], "algorithm: 'ghbm' is not a table; accepted: [algorithm]"),
     ],
 )
 def test_mistakes_are_one_line(keel: Keel, tmp_path: Path, words: list[str], message: str) -> None:

@@ -137,7 +137,7 @@ def test_optuna_prunes_what_is_behind_and_goes_on_with_more_points(keel: Keel, t
 
 
 def test_a_point_that_optuna_proposes_again_is_not_run_again(keel: Keel, tmp_path: Path) -> None:
-    called = keel(*OPTUNA, "--points", "6", "--over", "model.hidden=[8],[16]", "--json", "--quiet")
+    called = keel(*OPTUNA, "--points", "6", "--over", "model.hidden=[8],[16]", "--json")
     assert called.code == 0, called.err
     rows = json.loads(called.out)["points"]
     assert sorted(row["fields"]["model.hidden"] for row in rows) == [[8], [16]]

@@ -84,7 +84,7 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.
         return one_class(labels, clients, stream)
     pools = [stream.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     left = np.array([len(pool) for pool in pools])
-    mixes = stream.dirichlet(alpha * left / left.sum(), size=clients)
+    mixes = stream.dirichlet(alpha * (left / left.sum()), size=clients)
     taken = np.concatenate(list(_takings(mixes, size, left, stream)))
     firsts = np.cumsum(left) - np.cumsum(taken, axis=0)  # each class is dealt out from its end
     counts = taken.reshape(-1)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from math import ceil
 
 import torch
 from torch import nn
@@ -55,6 +56,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def at_once(engine: str, workers: int, cohort: int) -> int:
+    """How many processes train at a time, of a cohort of so many clients."""
+    groups = {"serial": 1, "pool": cohort}.get(engine, ceil(cohort / Cohort.group))
+    return max(1, min(workers, groups))
+
+
 def find_device(name: str) -> torch.device:
     """The device of that name; for "auto" an accelerator if there is one."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -85,4 +92,4 @@ def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Engine", "Problem", "RoundWork", "choose", "cores", "find_device", "make_engine"]
+__all__ = ["Engine", "Problem", "RoundWork", "at_once", "choose", "cores", "find_device", "make_engine"]

@@ -8,6 +8,7 @@ rows at once. Agrees with `serial` to rounding.
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -102,7 +103,7 @@ class Cohort(InProcess):
             full = self._full_gradients(start, work.cohort[order], work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(w.new_zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-        gradients_of = self._gradients()
+        gradients_of = self._gradients(len(order))
         rows, moving, mine, ctx = w, velocity, memory, work.ctx.for_client(column)
         for minibatches in self._minibatches(plan, order):
             active = slice(len(minibatches[2]))
@@ -141,7 +142,7 @@ class Cohort(InProcess):
             raise KeelError(f"engine.name: 'cohort' cannot keep {changed}; accepted: 'serial'")
         plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
-            self._gradients()(rows, *next(self._minibatches(plan, np.arange(2))))
+            self._gradients(2)(rows, *next(self._minibatches(plan, np.arange(2))))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
@@ -166,7 +167,7 @@ class Cohort(InProcess):
             choices += self.recipe.choices([len(examples[-1])], "full preparation", ctx.round, client)
         plan = Plan.of(examples, choices, [[len(mine)] for mine in examples])
         (whole,) = self._minibatches(plan, np.arange(len(cohort)))
-        total, gradients_of = torch.zeros_like(theta), self._gradients()
+        total, gradients_of = torch.zeros_like(theta), self._gradients(len(cohort))
         for chunk in zip(*(torch.split(part, self.recipe.chunk, dim=1) for part in whole), strict=True):
             total += gradients_of(theta, *chunk)[1]
         return total
@@ -196,16 +197,22 @@ class Cohort(InProcess):
             rows.targets.view(*entries.shape, *rows.targets.shape[1:]).to(self.device),
         )
 
-    def _gradients(self) -> Gradients:
-        """A function that gives each row's loss and gradient."""
+    def _gradients(self, rows: int) -> Gradients:
+        """A function that gives each row's loss and gradient, for so many rows at the most."""
         if self._compiled is not None:
-            return self._by_program
+            return partial(self._by_program, rows)
         return Chain(self.model) if self.is_chain else self._differentiated
 
-    def _by_program(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_program(
+        self, rows: int, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Filled up with zeros to a few forms, for each of which the program is compiled once."""
         assert self._compiled is not None
-        gradients, losses = self._compiled(*arguments)
-        return losses, gradients
+        count, examples = shares.shape
+        wide = next(most for most in (self.recipe.work.batch, self.recipe.chunk, examples) if most >= examples)
+        whole = [_filled(weights, rows), *(_filled(part, rows, wide) for part in (inputs, targets, shares))]
+        gradients, losses = self._compiled(*whole)
+        return losses[:count], gradients[:count]
 
     def _differentiated(
         self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
@@ -224,6 +231,15 @@ def _compile(program: Gradients) -> Gradients:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel" / "compiled"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     return torch.compile(program, fullgraph=True, options={"cpp_wrapper": True})
+
+
+def _filled(tensor: Tensor, *sizes: int) -> Tensor:
+    """With zeros after its rows (and columns), up to these sizes."""
+    if tensor.shape[: len(sizes)] == sizes:
+        return tensor
+    whole = tensor.new_zeros(*sizes, *tensor.shape[len(sizes) :])
+    whole[tuple(map(slice, tensor.shape[: len(sizes)]))] = tensor
+    return whole
 
 
 def _row(tensors: Message, row: int) -> Message:

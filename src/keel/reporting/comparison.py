@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keel.engines import at_once
 from keel.errors import KeelError, unknown
 from keel.network import Network
 from keel.rounds import Record
@@ -23,6 +24,8 @@ WINDOW = 20
 EVALUATIONS = 3
 """Evaluations that such an average has at least."""
 
+ROUNDING = 1e-9
+"""Two means of the same numbers may differ by less."""
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is near enough."""
@@ -73,6 +76,11 @@ class Method:
         return {**{k: self.table[k] for k in shared}, "local": local, "task": self.task}
 
     @property
+    def window(self) -> int:
+        """Rounds over which accuracy is averaged before it is compared with a target: never more than final ones."""
+        return min(WINDOW, self.table["evaluation"]["last"])
+
+    @property
     def accuracy_mean(self) -> float | None:
         return fmean(self.final) if self.final else None
 
@@ -92,10 +100,10 @@ class Method:
     def reaches(self, target: float) -> "Spent | None":
         """What was spent until the accuracy stands at the target, or None where it never does.
 
-        It stands there when its mean, over the seeds and over the evaluations of the last WINDOW rounds (EVALUATIONS
+        It stands there when its mean, over the seeds and over the evaluations of the last `window` rounds (EVALUATIONS
         of them at least), does: the target is a mean over rounds too, and one lucky round does not count.
         """
-        return next((spent for level, spent in self.standing if level >= target), None)
+        return next((spent for level, spent in self.standing if level >= target - ROUNDING), None)
 
     @cached_property
     def standing(self) -> list[tuple[float, "Spent"]]:
@@ -103,7 +111,7 @@ class Method:
         if self.status == "diverged" or not len(self.rounds):
             return []
         found: list[tuple[float, Spent]] = []
-        for column, level in enumerate(_levels(self.rounds, self.accuracy.mean(axis=0))):
+        for column, level in enumerate(_levels(self.rounds, self.accuracy.mean(axis=0), self.window)):
             if level > (found[-1][0] if found else -np.inf):
                 spent = Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))
                 found.append((float(level), spent))
@@ -111,7 +119,9 @@ class Method:
 
     def reaches_by_seed(self, target: float) -> list[int | None]:
         """The round at which each seed's own accuracy stands at the target."""
-        found = [_stands(self.rounds, curve, target) for curve in self.accuracy]
+        if self.status == "diverged":
+            return [None] * len(self.seeds)
+        found = [_stands(self.rounds, curve, target, self.window) for curve in self.accuracy]
         return [None if column is None else int(self.rounds[column]) for column in found]
 
 
@@ -150,18 +160,18 @@ def cost(rounds: int | None, total: Spent, baseline: Spent) -> Cost:
     )
 
 
-def _stands(rounds: np.ndarray, curve: np.ndarray, target: float) -> int | None:
-    """The first column at which the mean over the last WINDOW rounds is at the target."""
-    reached = np.flatnonzero(_levels(rounds, curve) >= target)
+def _stands(rounds: np.ndarray, curve: np.ndarray, target: float, window: int) -> int | None:
+    """The first column at which the mean over the last `window` rounds is at the target."""
+    reached = np.flatnonzero(_levels(rounds, curve, window) >= target - ROUNDING)
     return int(reached[0]) if len(reached) else None
 
 
-def _levels(rounds: np.ndarray, curve: np.ndarray) -> np.ndarray:
-    """The mean over the last WINDOW rounds at each column; -inf where there are too few."""
+def _levels(rounds: np.ndarray, curve: np.ndarray, window: int) -> np.ndarray:
+    """The mean over the last `window` rounds at each column; -inf where there are too few."""
     columns = np.arange(len(rounds))
-    firsts = np.minimum(np.searchsorted(rounds, rounds - WINDOW, side="right"), columns - EVALUATIONS + 1)
+    firsts = np.minimum(np.searchsorted(rounds, rounds - window, side="right"), columns - EVALUATIONS + 1)
     levels = np.full(len(rounds), -np.inf)
-    for column in np.flatnonzero((firsts >= 0) & (rounds >= WINDOW)):
+    for column in np.flatnonzero((firsts >= 0) & (rounds >= window)):
         levels[column] = curve[firsts[column] : column + 1].mean()
     return levels
 
@@ -180,6 +190,11 @@ class Comparison:
         """The baseline's best in the setting of `method`, or None where it was not run."""
         same = [m for m in self.methods if m.algorithm == self.baseline and m.setting == method.setting]
         return max(same, key=lambda m: m.accuracy_mean or 0.0, default=None)
+
+    @property
+    def window(self) -> int:
+        """The longest of the methods'."""
+        return max(method.window for method in self.methods)
 
     @cached_property
     def targets(self) -> list[float | None]:
@@ -229,11 +244,19 @@ class Comparison:
             "rounds_saved": 1 - spent.rounds / reference.rounds if spent and reference else None,
             "bytes_saved": 1 - spent.bytes / reference.bytes if spent and reference and reference.bytes else None,
         }
-        if base is not None and target is not None and method.total.rounds:
-            # the baseline pays for all its rounds: its final accuracy is what they bought
-            rounds = None if method is base else spent.rounds if spent else None
-            row["cost"] = asdict(cost(rounds, method.total, base.total))
+        if base is not None and target is not None and base.status == method.status == "finished":
+            row["cost"] = asdict(self._cost(method, base, spent))
         return row
+
+    def _cost(self, method: Method, base: Method, spent: Spent | None) -> Cost:
+        """Where the target is the baseline's final accuracy, that pays for all its rounds: they bought it."""
+        whole = cost(None, base.total, base.total)
+        if self.target is not None and (reference := base.reaches(self.target)):
+            whole = cost(reference.rounds, base.total, base.total)
+        elif method is base:
+            spent = None
+        baseline = Spent(base.total.rounds, round(whole.bytes), whole.seconds)
+        return cost(spent.rounds if spent else None, method.total, baseline)
 
 
 def compare(
@@ -247,9 +270,12 @@ def compare(
     With a network (here, or in the specs) time is what a federation of that kind would need, else that of the machine.
     """
     groups: dict[str, dict[int, RunFolder]] = {}
-    for folder in folders:
+    own = {repr(folder.table.get("network")): folder.table.get("network") for folder in folders}
+    if network is None and len(own) == 1 and (common := next(iter(own.values()))) is not None:
+        network = Network(**common)  # where runs have different ones, time is that of the machine
+    for folder in sorted(folders, key=lambda folder: not folder.ended):
         key = repr((_same(folder), _task(folder)))
-        groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # a run that was made twice counts once
+        groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # made twice, it counts once: a whole one
     members = [list(group.values()) for group in groups.values()]
     labels = labels_of([group[0] for group in members])
     methods = [_method(label, group, network) for label, group in zip(labels, members, strict=True)]
@@ -306,15 +332,13 @@ def _method(label: str, group: list[RunFolder], network: Network | None) -> Meth
 
 
 def _seconds(folder: RunFolder, history: list[Record], network: Network | None) -> list[float]:
-    """Of each round: on the machine, or in a federation with a network, its own if it has one and none is given."""
+    """Of each round: on the machine, or in a federation with a network."""
     measured = folder.seconds()
-    if network is None and "network" in folder.table:
-        network = Network(**folder.table["network"])
     if network is None or not measured:
         return measured
     # the median round has no evaluation in it, and not the start of the workers
-    at_once = 1 if folder.engine in ("serial", "cohort") else folder.environment["workers"]
-    computing = float(np.median(measured)) * at_once / len(history[0]["cohort"])
+    cohort = len(history[0]["cohort"])
+    computing = float(np.median(measured)) * at_once(folder.engine, folder.environment["workers"], cohort) / cohort
     seed = folder.table["seed"]
     return [
         network.round_seconds(
@@ -342,7 +366,9 @@ def alike(one: Method, other: Method) -> bool:
 
 def _same(folder: RunFolder) -> Table:
     """What the runs of one method share: all of the spec but the seed and what is no part."""
-    return {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
+    table = {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
+    engine = {k: v for k, v in table["engine"].items() if k != "workers"}  # which do not change the bits
+    return {**table, "engine": engine}
 
 
 def _task(folder: RunFolder) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ const percent = value => value === null ? "-" : `${fixed(100 * value, 1)} %`;
 const saving = value => value === null ? "-" : `${fixed(100 * value, 0)} %`;
 const size = value => {
   if (value === null) return "-";
-  for (const [unit, divisor] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, divisor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
     if (value >= divisor) return `${fixed(value / divisor, 1)} ${unit}`;
   }
   return `${value} B`;
@@ -29,7 +29,7 @@ const duration = value => {
 
 // A method comes to stand at each of its levels in turn; the first that is not below the target reaches it.
 const reaches = (standing, target) => {
-  const found = target === null ? undefined : standing.find(([level]) => level >= target);
+  const found = target === null ? undefined : standing.find(([level]) => level >= target - 1e-9);
   return found ? { rounds: found[1], bytes: found[2], seconds: found[3] } : null;
 };
 
@@ -77,6 +77,12 @@ class Setting {
       }
     }, { rootMargin: "400px" });
     each(root, ".chart", chart => watcher.observe(chart));
+    addEventListener("beforeprint", () => each(root, ".chart", chart => {
+      if (!this.seen.has(chart)) {
+        this.seen.add(chart);
+        this.draw(chart);
+      }
+    }));
   }
 
   get picked() {

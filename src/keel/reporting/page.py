@@ -11,7 +11,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from keel.reporting.charts import PAPER, VEGA_LITE, colours, dashes
-from keel.reporting.comparison import WINDOW, Comparison
+from keel.reporting.comparison import Comparison
 from keel.reporting.sections import SHOWN, Rows, Section, sections
 from keel.reporting.tables import accuracy, heterogeneity, saving
 from keel.units import duration, percent, size
@@ -39,7 +39,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
             _view(part, [rows[id(method)] for method in part.methods]) | {"charts": list(told["charts"])}
             for part, told in zip(parts, data, strict=True)
         ],
-        window=WINDOW,
+        window=comparison.window,
         data=_json({"paper": PAPER, "sections": data}),
         script=Markup(_text("page.js")),
         vega=Markup(vl_convert.javascript_bundle(vl_version=VEGA_LITE)),  # type: ignore[call-arg]

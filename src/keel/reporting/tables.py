@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from keel.reporting.comparison import WINDOW, Comparison
+from keel.reporting.comparison import Comparison
 from keel.units import duration, percent, size
 
 
@@ -41,10 +41,10 @@ def explanation(comparison: Comparison, interval: bool = False) -> str:
     if known:
         at = percent(min(known)) if len(known) == 1 else "its target"
         if comparison.target is not None:
-            return f"{words} Rounds and bytes: until the average over {WINDOW} rounds stands at {at}."
+            return f"{words} Rounds and bytes: until the average over {comparison.window} rounds stands at {at}."
         name = next(m.label for m in comparison.methods if m.algorithm == comparison.baseline)
         words += (
-            f" Rounds and bytes: until the average over {WINDOW} rounds stands at {at}, "
+            f" Rounds and bytes: until the average over {comparison.window} rounds stands at {at}, "
             f"the final accuracy of {name if len(known) < 2 else comparison.baseline} in the same setting."
         )
     return words

@@ -20,6 +20,8 @@ from keel.runs.folder import RunFolder
 from keel.runs.run import ensure
 from keel.runs.spec import Spec, resolved_spec
 
+TOLD = ("round", "bytes_down", "bytes_up", "accuracy", "diverged")
+"""What is told of a round while it goes on."""
 Rounds: TypeAlias = "multiprocessing.Queue[tuple[int, Record]]"
 _progress: Rounds
 _halted: Event
@@ -92,6 +94,7 @@ def crew(size: int, on_round: Callable[[int, Record], None]) -> Iterator[Crew]:
 def _begin(queue: Rounds, halted: Event) -> None:
     """A worker: Ctrl-C is noted, and never breaks it between two runs, where it talks with its parent."""
     global _progress, _halted
+    queue.cancel_join_thread()  # a parent that has stopped listening must not keep a worker from ending
     _progress, _halted = queue, halted
     _stopped.clear()
     signal.signal(signal.SIGINT, lambda *_: _stopped.set())
@@ -124,7 +127,7 @@ def run_one(
     left = threading.Event()
 
     def follow(record: Record, *_: Any) -> None:
-        _progress.put((number, record))
+        _progress.put((number, {name: record[name] for name in TOLD if name in record}))
         if enough(record):
             left.set()
         if _stopped.is_set():  # Ctrl-C came before the run could hear it

@@ -1,15 +1,15 @@
 """The runs of a comparison: methods by seeds, by any other fields."""
 
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from keel.engines import cores
 from keel.errors import KeelError
 from keel.runs.batch import Job, run_all
 from keel.runs.folder import RunFolder
 from keel.runs.search import Point, name_of, parse_over
-from keel.runs.spec import Spec, make_spec, merge, put
+from keel.runs.spec import Spec, check_names, make_spec, merge, put
 from keel.terminal import watching
 
 
@@ -23,8 +23,13 @@ def jobs_of(table: dict[str, Any], methods: list[str], seeds: int, over: list[st
     for field, values in axes.items():
         if not isinstance(values, list):
             raise KeelError(f"--over: {field} has a range; accepted: {field}=value,value,...")
+    check_names(table)
     given = table.get("algorithm", {})
-    methods = methods or [given.get("name", "ghbm")]
+    methods = methods or ([given["name"]] if "name" in given else [])
+    if not methods:
+        raise KeelError("--methods: none; accepted: algorithms with commas between, as in fedavg,ghbm,fedhbm")
+    if "seed" in axes or "algorithm.name" in axes:
+        raise KeelError("--over: seeds and algorithms; accepted: --seeds and --methods")
     first = table.get("seed", 0)
     if not isinstance(first, int):
         raise KeelError(f"seed: {first!r}; accepted: a whole number, the first of the seeds")
@@ -51,7 +56,7 @@ def run_jobs(jobs: list[Job], quiet: bool) -> list[RunFolder]:
     groups = [job.path.name.rpartition("-seed")[0] for job in jobs]
     labels = titles if len(set(titles)) == len(set(groups)) else groups
     with watching(labels, [job.spec.rounds for job in jobs], quiet) as watch:
-        run_all(jobs, os.cpu_count() or 1, watch)
+        run_all(jobs, cores(), watch)
     return [RunFolder.open(job.path) for job in jobs]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keel.engines import at_once
 from keel.rounds import Position, Record, Training, one_thread
 from keel.runs.room import room_of
 from keel.runs.spec import Spec
@@ -59,7 +60,7 @@ def price(spec: Spec) -> Price:
     evaluations = sum(t % spec.evaluation.every == 0 or t > spec.rounds - spec.evaluation.last for t in _rounds(spec))
     federation = None
     if spec.network is not None:
-        computing = each * (1 if training.engine.name == "cohort" else training.workers) / cohort
+        computing = each * at_once(training.engine.name, training.workers, cohort) / cohort
         sampler = training.sampler.sampler
         federation = sum(
             spec.network.round_seconds(spec.seed, t, sampler.cohort(t).tolist(), down, up, computing)
@@ -87,4 +88,5 @@ def _evaluation(training: Training, position: Position) -> float:
         began = perf_counter()
         evaluator.measure(0)
         took = perf_counter() - began
-    return took * ceil(len(evaluator.parts) / (1 if training.engine.name == "serial" else training.workers))
+    processes = at_once(training.engine.name, training.workers, training.sampler.size)
+    return took * ceil(len(evaluator.parts) / processes)

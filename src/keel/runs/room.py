@@ -6,6 +6,8 @@ from shutil import disk_usage
 
 import torch
 
+from keel.engines import at_once
+from keel.engines.cohort import Cohort
 from keel.errors import KeelError
 from keel.memories import form_of, row_bytes
 from keel.rounds import Training
@@ -47,6 +49,9 @@ def room_of(training: Training) -> Room:
     rows = clients + min(clients, 100 * cohort)  # a checkpoint's own are written over only after the next
     disk = memory * rows * bool(memory) + 2 * server + max(0, server - budget)
     ram = min(server, max(budget, 2 * model)) + model * (4 + 4 * training.workers + cohort * bool(memory))
+    if training.engine.name == "cohort":  # a group's matrices, and what is handed over between processes
+        processes, group = at_once("cohort", training.workers, cohort), min(cohort, Cohort.group)
+        ram += processes * group * 6 * model + (processes > 1) * 3 * processes * group * (2 * model + 2 * memory)
     return Room(disk, ram, clients if memory else 0, memory, server)
 
 

@@ -148,7 +148,9 @@ def existing(spec: Spec, path: Path) -> RunFolder | None:
         return None
     folder = RunFolder.open(path)
     if folder.spec.experiment != spec.experiment:
-        raise KeelError(f"out: {str(path)!r} holds a run of another spec; accepted: another folder, or none there")
+        raise KeelError(
+            f"out: {str(path)!r} holds a run of another spec; accepted: another folder (--out), or none there"
+        )
     for what, value in environment().items():
         if what in ("keel", "source_sha256", "torch", "numpy") and folder.environment[what] != value:
             raise KeelError(f"out: {str(path)!r} was made by another version ({what}); accepted: another folder")

@@ -256,8 +256,9 @@ def _check(plan: Plan) -> None:
 
 def _size(axes: Mapping[str, Axis]) -> int | None:
     """How many points there are, where they can be counted."""
-    choices = [len(axis) for axis in axes.values() if isinstance(axis, list)]
-    return prod(choices) if len(choices) == len(axes) else None
+    if any(isinstance(axis, Range) and not axis.whole for axis in axes.values()):
+        return None
+    return prod(len(axis) if isinstance(axis, list) else int(axis.high - axis.low) + 1 for axis in axes.values())
 
 
 def _product(axes: Mapping[str, Axis]) -> Iterator[Point]:

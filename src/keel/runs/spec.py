@@ -136,7 +136,7 @@ class EvaluationSpec(_Table):
 
 class EngineSpec(_Table):
     name: Literal["auto", "serial", "cohort", "pool"] = "auto"
-    workers: Count | None = None
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: bool = False
 
@@ -207,7 +207,7 @@ class Spec(_Table):
 def make_spec(table: Mapping[str, Any]) -> Spec:
     """The spec that `table` describes, the rest filled in; a mistake is a KeelError of one line."""
     table = _given(table)
-    _check_names(table)
+    check_names(table)
     full = merge(*_default_layers(table), table)
     _settle(full, table)
     return resolved_spec(full)
@@ -260,8 +260,10 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
 
 def read_network(assignments: Iterable[str]) -> Network:
     """The network that "field=value" texts describe."""
+    table = override({}, assignments)
+    check_names({"network": table})
     try:
-        return Network.model_validate(override({}, assignments))
+        return Network.model_validate(table)
     except ValidationError as error:
         raise KeelError(f"network.{explain(error)}") from None
 
@@ -344,17 +346,19 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
                 table[field] = str(Path(path).absolute())  # so that a resume finds it from any folder
 
 
-def _check_names(table: Mapping[str, Any]) -> None:
+def check_names(table: Mapping[str, Any]) -> None:
     """Every table and field is one that exists; the nearest one is named otherwise."""
     for section, value in table.items():
         if section not in Spec.model_fields:
             raise unknown("spec", section, Spec.model_fields)
-        kind = Spec.model_fields[section].annotation
-        if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, _Table | Algorithm)):
+        kind = Network if section == "network" else Spec.model_fields[section].annotation
+        if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, BaseModel | Algorithm)):
             continue
         if not isinstance(value, Mapping):
             raise KeelError(f"{section}: {value!r} is not a table; accepted: [{section}] with its fields below it")
-        if issubclass(kind, _Table) and kind.model_config.get("extra") == "forbid":  # the others depend on their name
+        if (
+            issubclass(kind, BaseModel) and kind.model_config.get("extra") == "forbid"
+        ):  # the others depend on their name
             for field in value:
                 if field not in kind.model_fields:
                     raise unknown(section, field, kind.model_fields)

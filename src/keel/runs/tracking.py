@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from re import fullmatch
 from secrets import token_hex
 from shlex import quote
 from shutil import rmtree
@@ -147,6 +148,8 @@ class WeightsAndBiases:
         mode = _wandb_mode(spec.tracking)
         if (known := folder.tracked_as.get("wandb")) is None:
             folder.remember("wandb", known := token_hex(8))
+        if not fullmatch("[0-9a-f]{16}", known):  # it names a folder that is removed
+            raise KeelError(f"{known!r} is no id of a run")
         for earlier in (folder.path / "wandb").glob(f"offline-run-*-{known}"):
             rmtree(earlier)
         self.run = wandb.init(
