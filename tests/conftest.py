@@ -1,7 +1,10 @@
 """What tests share: small tasks, and the command called in this process."""
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,3 +88,16 @@ def records_of(training: Training) -> list[Record]:
     records: list[Record] = []
     training.run(training.start(), [lambda record, *_: records.append(record)])
     return records
+
+
+def stopped_by_ctrl_c(command: list[str], folder: Path, metrics: str, lines: int) -> None:
+    """Runs a command until one of its runs has so many lines, then presses Ctrl-C as a terminal does."""
+    group = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + 90
+    while time.monotonic() < until and not any(file.read_text().count("\n") > lines for file in folder.glob(metrics)):
+        time.sleep(0.02)
+    os.killpg(group.pid, signal.SIGINT)
+    _, messages = group.communicate(timeout=90)
+    assert group.returncode == 130
+    assert b"the same command goes on" in messages
+    assert b"Traceback" not in messages

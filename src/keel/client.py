@@ -101,10 +101,13 @@ class ClientResult:
     buffers: Tensor | None = None
 
     def to(self, device: torch.device) -> "ClientResult":
-        message = {name: value.to(device) for name, value in self.message.items()}
-        memory = {name: value.to(device) for name, value in self.memory.items()}
         buffers = None if self.buffers is None else self.buffers.to(device)
+        message, memory = moved(self.message, device), moved(self.memory, device)
         return ClientResult(message, memory, self.steps, self.loss.to(device), buffers)
+
+
+def moved(tensors: Message, device: torch.device) -> Message:
+    return {name: value.to(device) for name, value in tensors.items()}
 
 
 class Seen:

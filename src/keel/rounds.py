@@ -200,8 +200,7 @@ class Training:
         )
 
     def _due(self, t: int) -> bool:
-        spec = self.spec.evaluation
-        return t % spec.every == 0 or t > self.spec.rounds - spec.last
+        return self.spec.evaluation.due(t, self.spec.rounds)
 
 
 def make_sampler(spec: Spec, task: Task) -> Sampler:

@@ -19,7 +19,7 @@ import keel
 from keel.algorithms import make_algorithm
 from keel.runs import run as run_module
 from keel.runs.folder import RunFolder
-from tests.conftest import small_network, uneven_data
+from tests.conftest import small_network, stopped_by_ctrl_c, uneven_data
 
 SHORT = {"rounds": 30, "evaluation": {"every": 5, "last": 3}}
 
@@ -294,17 +294,7 @@ def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path
 
 def test_ctrl_c_stops_many_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "keel", "demo", "--out", "demo", "--rounds", "250", "--seeds", "1", "--json"]
-    group = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not any(
-        file.read_text().count("\n") > 20 for file in tmp_path.glob("demo/*/metrics.jsonl")
-    ):
-        time.sleep(0.02)
-    os.killpg(group.pid, signal.SIGINT)
-    _, messages = group.communicate(timeout=90)
-    assert group.returncode == 130
-    assert b"the same command goes on" in messages
-    assert b"Traceback" not in messages
+    stopped_by_ctrl_c(command, tmp_path, "demo/*/metrics.jsonl", 20)
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert [row["status"] for row in json.loads(done.stdout)] == ["finished"] * 4
 

@@ -1,11 +1,8 @@
 """Sweeps of real runs: what they choose, what they leave, that nothing is run twice."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from keel import make_spec
 from keel.runs.folder import RunFolder
 from keel.runs.run import ensure
-from tests.conftest import Called
+from tests.conftest import Called, stopped_by_ctrl_c
 
 Keel = Callable[..., Called]
 SHORT = ["--rounds", "6", "--set", "evaluation.last=2"]
@@ -147,17 +144,7 @@ def test_a_point_that_optuna_proposes_again_is_not_run_again(keel: Keel, tmp_pat
 def test_ctrl_c_stops_trials_and_the_same_command_goes_on(tmp_path: Path) -> None:
     options = ["--method", "optuna", "--points", "3", "--over", "local.lr=0.1..1.0", "--pruner", "median"]
     command = [sys.executable, "-m", "keel", "sweep", "--rounds", "60", *options, "--out", "o", "--json"]
-    group = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not any(
-        file.read_text().count("\n") > 5 for file in tmp_path.glob("o/*/seed0/metrics.jsonl")
-    ):
-        time.sleep(0.02)
-    os.killpg(group.pid, signal.SIGINT)
-    _, messages = group.communicate(timeout=90)
-    assert group.returncode == 130
-    assert b"the same command goes on" in messages
-    assert b"Traceback" not in messages
+    stopped_by_ctrl_c(command, tmp_path, "o/*/seed0/metrics.jsonl", 5)
     begun = {path.parents[1].name for path in tmp_path.glob("o/*/seed0/metrics.jsonl")}
     assert not (tmp_path / "o/sweep.json").exists()
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

@@ -47,10 +47,6 @@ class Problem:
     """Where clients train and models are measured. What the server and the clients keep lies in ordinary memory."""
 
 
-def moved(tensors: Message, device: torch.device) -> Message:
-    return {name: value.to(device) for name, value in tensors.items()}
-
-
 class Engine(Protocol):
     name: str
     evaluator: Evaluator

@@ -19,8 +19,8 @@ from torch.func import grad_and_value, vmap
 
 from keel.algorithms.base import Context, Memory, Message
 from keel.algorithms.base import Path as LocalPath
-from keel.client import ClientResult, Seen, clipped, descend
-from keel.engines.base import CPU, InProcess, Problem, RoundWork, moved
+from keel.client import ClientResult, Seen, clipped, descend, moved
+from keel.engines.base import CPU, InProcess, Problem, RoundWork
 from keel.engines.batched import Chain, is_chain
 from keel.errors import KeelError
 from keel.task import per_example_cross_entropy

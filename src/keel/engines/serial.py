@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from keel.algorithms.base import Message
-from keel.client import ClientResult, probe_client, train_client
-from keel.engines.base import CPU, InProcess, RoundWork, moved
+from keel.client import ClientResult, moved, probe_client, train_client
+from keel.engines.base import CPU, InProcess, RoundWork
 
 
 class Serial(InProcess):

@@ -57,7 +57,7 @@ def price(spec: Spec) -> Price:
     training.run(position, [note], lambda: len(records) == 2)
     each = seconds[-1] * cohort / few
     down, up = records[-1]["bytes_down"] / few, records[-1]["bytes_up"] / few
-    evaluations = sum(t % spec.evaluation.every == 0 or t > spec.rounds - spec.evaluation.last for t in _rounds(spec))
+    evaluations = sum(spec.evaluation.due(t, spec.rounds) for t in _rounds(spec))
     federation = None
     if spec.network is not None:
         computing = each * at_once(training.engine.name, training.workers, cohort) / cohort

@@ -133,6 +133,10 @@ class EvaluationSpec(_Table):
     on: Literal["test", "validation"] = "test"
     drift: bool = False
 
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the model is evaluated after this round of so many."""
+        return round % self.every == 0 or round > rounds - self.last
+
 
 class EngineSpec(_Table):
     name: Literal["auto", "serial", "cohort", "pool"] = "auto"
