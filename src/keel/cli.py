@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keel.errors import KeelError, Stopped, unknown
+from keel.paper.cli import paper_app
 
 if TYPE_CHECKING:
     from keel.reporting.comparison import Comparison
@@ -351,6 +352,7 @@ def algorithms(as_json: AsJson = False) -> None:
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and look at data sets.")
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
 
 
 @data_app.command("list")
