@@ -73,6 +73,8 @@ class Item(_Table):
     shows: str
     view: str
     """How it is made of its parts: a function of views.py."""
+    against: str = ""
+    """The field on the x-axis of such a figure."""
     finds: str = ""
     """What the paper says it shows, where it is a picture without numbers."""
     paper: list[Part] = []
