@@ -62,6 +62,7 @@ FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '~%')")
 LOSS = Quantity("test loss", ".3~g")
 DRIFT = Quantity("mean distance from the server's model", ".3~g")
 ANGLE = Quantity("angle, degrees", ".3~g")
+DEVIATION = Quantity("deviation, relative", ".3~g")
 
 
 def time(unit: str) -> Quantity:
@@ -98,6 +99,18 @@ def lines(
         rule = alt.Chart(alt.NamedData(name=TARGETS)).mark_rule(strokeDash=[4, 4], color="#888888")
         layers.append(rule.encode(y="target:Q"))
     return alt.LayerChart(layer=layers).properties(width="container", height=340)
+
+
+def by_value(labels: list[str], values: list[str], title: str, y: Quantity) -> alt.LayerChart:
+    """A line through each method's `mean` at each of a few `values`, which stand side by side whatever lies between."""
+    rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        x=alt.X("x:O", title=title, scale=alt.Scale(domain=values), axis=alt.Axis(labelAngle=0)),
+        color=_colour(labels),
+    )
+    shown = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(zero=False))
+    line = rows.mark_line(strokeWidth=2, point=True).encode(y=shown, strokeDash=_dash(labels))
+    spread = rows.mark_rule(strokeWidth=2, opacity=0.4).encode(y=alt.Y("low:Q", title=y.title), y2="high:Q")
+    return alt.LayerChart(layer=[spread, line]).properties(width="container", height=340)
 
 
 def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:

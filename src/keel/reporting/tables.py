@@ -116,11 +116,11 @@ COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text: its columns, its rows, and each row's place by accuracy (from 1) where it has one."""
+    """A table as text: its columns, its rows, and the place (from 1) of those cells, by row and column, that have one."""
 
     columns: list[str]
     rows: list[list[str]]
-    places: list[int | None]
+    places: dict[tuple[int, int], int]
 
 
 def results(comparison: Comparison, interval: bool = False) -> Sheet:
@@ -136,7 +136,8 @@ def results(comparison: Comparison, interval: bool = False) -> Sheet:
         ]
         for row in comparison.rows()
     ]
-    return Sheet(COLUMNS, rows, comparison.places())
+    places = {(number, 1): place for number, place in enumerate(comparison.places()) if place is not None}
+    return Sheet(COLUMNS, rows, places)
 
 
 def costs(comparison: Comparison) -> Sheet:
@@ -148,7 +149,7 @@ def costs(comparison: Comparison) -> Sheet:
             continue
         figures = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
         rows.append([row["label"], *figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
-    return Sheet(COST_COLUMNS, rows, [None] * len(rows))
+    return Sheet(COST_COLUMNS, rows, {})
 
 
 def change(saved: float) -> str:
@@ -162,34 +163,36 @@ def terminal_table(sheet: Sheet) -> Table:
     table.add_column(sheet.columns[0], overflow="fold")  # the one that may be long
     for name in sheet.columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
-    for row, place in zip(sheet.rows, sheet.places, strict=True):
-        style = {1: "bold", 2: "underline"}.get(place or 0, "")
-        table.add_row(row[0], Text(row[1], style), *row[2:])
+    styles = {1: "bold", 2: "underline"}
+    for number, row in enumerate(sheet.rows):
+        cells = [Text(cell, styles.get(sheet.places.get((number, i), 0), "")) for i, cell in enumerate(row)]
+        table.add_row(*cells)
     return table
 
 
 def markdown(sheet: Sheet) -> str:
-    marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = [sheet.columns, ["---", *["---:"] * (len(sheet.columns) - 1)]]
-    lines += [[row[0], marks.get(place or 0, "{}").format(row[1]), *row[2:]] for row, place in _ranked(sheet)]
+    lines += _marked(sheet, {1: "**{}**", 2: "<u>{}</u>"})
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def latex(sheet: Sheet) -> str:
     """For the packages booktabs and nothing else."""
-    marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
-    body = [
-        [_tex(row[0]), marks.get(place or 0, "%s") % _tex(row[1]), *map(_tex, row[2:])] for row, place in _ranked(sheet)
-    ]
+    plain = Sheet(sheet.columns, [list(map(_tex, row)) for row in sheet.rows], sheet.places)
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
-    lines += [" & ".join(row) + r" \\" for row in body]
+    lines += [" & ".join(row) + r" \\" for row in _marked(plain, {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"})]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def csv_text(comparison: Comparison) -> str:
     """All numbers of the comparison, unrounded, a line for each method."""
-    rows = [_flat(row) for row in comparison.rows()]
+    return csv_of(comparison.rows())
+
+
+def csv_of(records: Iterable[dict[str, Any]]) -> str:
+    """Records as lines; a table within one as columns, a list with spaces between its values."""
+    rows = [_flat(record) for record in records]
     text = StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -207,8 +210,12 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _ranked(sheet: Sheet) -> Iterable[tuple[list[str], int | None]]:
-    return zip(sheet.rows, sheet.places, strict=True)
+def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
+    """The rows, with the cells that have a place marked."""
+    return [
+        [marks.get(sheet.places.get((number, i), 0), "{}").format(cell) for i, cell in enumerate(row)]
+        for number, row in enumerate(sheet.rows)
+    ]
 
 
 TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
