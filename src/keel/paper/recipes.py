@@ -88,10 +88,21 @@ class Item(_Table):
 @cache
 def items() -> dict[str, Item]:
     """All of them, in the paper's order."""
-    table = tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
-    groups: dict[str, list[str]] = table.pop("methods")
-    settings: dict[str, dict[str, Any]] = table.pop("settings")
-    return {name: Item(name=name, **_expanded(item, groups, settings)) for name, item in table.items()}
+    table = _read_recipes()
+    named = {name: item for name, item in table.items() if name not in ("methods", "settings", "seconds")}
+    expanded = {name: _expanded(item, table["methods"], table["settings"]) for name, item in named.items()}
+    return {name: Item(name=name, **item) for name, item in expanded.items()}
+
+
+def seconds_of(spec: Spec) -> float | None:
+    """What a run takes on two cores of a desktop, roughly; None where nobody has measured."""
+    known = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
+    return None if known is None else spec.rounds * known
+
+
+@cache
+def _read_recipes() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
 
 
 def find(name: str) -> Item:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keel.paper.printed import printed
+from keel.paper.references import MAKERS
 from keel.paper.recipes import Item, Part, Scale
 from keel.paper.running import Shelf, wanted
 from keel.reporting.comparison import Comparison, Method, compare
@@ -26,10 +27,15 @@ POINTS = 60
 SURROUNDINGS = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
 
 
-def gather(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Result:
-    """The item's parts with what has ended of their runs; a row without a run says so."""
-    shelf = Shelf(out)
-    parts = [_part(item, part, shelf, seeds) for part in item.parts(scale)]
+def make(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Result:
+    """The item with its numbers: of its parts what has ended of their runs (a row without one says so), or what
+    needs no run.
+    """
+    if item.view in MAKERS:
+        made = MAKERS[item.view](item, scale)
+    else:
+        shelf = Shelf(out)
+        made = {"parts": [_part(item, part, shelf, seeds) for part in item.parts(scale)]}
     return {
         "name": item.name,
         "number": item.number,
@@ -40,7 +46,7 @@ def gather(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Res
         "finds": item.finds,
         "scale": scale,
         "command": f"keel paper run {item.name} --scale {scale}",
-        "parts": parts,
+        **made,
     }
 
 

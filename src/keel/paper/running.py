@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from keel.data.catalog import CATALOG, load
+from keel.errors import KeelError
 from keel.paper.recipes import Part
 from keel.runs.batch import Job
 from keel.runs.comparing import run_jobs
@@ -25,16 +27,16 @@ class Shelf:
 
     def __init__(self, path: Path):
         self.path = path
-        self.known = {_key(folder.spec): folder for folder in _folders(path / "runs")}
+        self.known = {key(folder.spec): folder for folder in _folders(path / "runs")}
 
     def find(self, spec: Spec) -> RunFolder | None:
         """The run of `spec`, however far it came."""
-        return self.known.get(_key(spec))
+        return self.known.get(key(spec))
 
     def job(self, spec: Spec) -> Job:
         """Where the run of `spec` is, or will be."""
         there = self.find(spec)
-        name = f"{spec.label}-{sha256(_key(spec).encode()).hexdigest()[:8]}"
+        name = f"{spec.label}-{sha256(key(spec).encode()).hexdigest()[:8]}"
         return Job(spec, there.path if there else self.path / "runs" / name)
 
     def sweep(self, plan: Plan) -> Path:
@@ -81,7 +83,7 @@ def left(specs: Iterable[Spec], shelf: Shelf) -> list[Spec]:
     for spec in specs:
         folder = shelf.find(spec)
         if folder is None or not folder.ended:
-            found[_key(spec)] = spec
+            found[key(spec)] = spec
     return list(found.values())
 
 
@@ -98,11 +100,25 @@ def run_parts(parts: list[Part], out: Path, seeds: int | None = None, quiet: boo
         run_jobs([shelf.job(spec) for spec in missing], quiet)
 
 
+def missing_data(parts: list[Part]) -> list[str]:
+    """Of the data sets that parts need, those whose files are not there, each in a line that says how to get them."""
+    names = dict.fromkeys(part.spec.get("data", {}).get("name", "digits") for part in parts)
+    lines = []
+    for name in names:
+        if CATALOG[name].missing():
+            try:
+                load(name, {})
+            except KeelError as error:
+                lines.append(str(error))
+    return lines
+
+
 def _folders(path: Path) -> Iterable[RunFolder]:
     for file in sorted(path.glob("*/spec.toml")):
         yield RunFolder(file.parent)
 
 
-def _key(spec: Spec) -> str:
+def key(spec: Spec) -> str:
+    """What tells experiments apart."""
     experiment: Mapping[str, Any] = spec.experiment
     return json.dumps(experiment, sort_keys=True)

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -162,12 +163,36 @@ def terminal_table(sheet: Sheet) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(sheet.columns[0], overflow="fold")  # the one that may be long
     for name in sheet.columns[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold", no_wrap=len(sheet.columns) > 2)
     styles = {1: "bold", 2: "underline"}
     for number, row in enumerate(sheet.rows):
         cells = [Text(cell, styles.get(sheet.places.get((number, i), 0), "")) for i, cell in enumerate(row)]
         table.add_row(*cells)
     return table
+
+
+def fitted(sheet: Sheet, width: int) -> list[Sheet]:
+    """The sheet in as many pieces as a screen of that width needs, each with the first column."""
+    widths = [2 + max(map(len, column)) for column in zip(sheet.columns, *sheet.rows, strict=True)]
+    groups: list[list[int]] = [[]]
+    for number, wide in enumerate(widths[1:], start=1):
+        if groups[-1] and widths[0] + sum(widths[i] for i in groups[-1]) + wide > width:
+            groups.append([])
+        groups[-1].append(number)
+    pieces = []
+    for group in groups:
+        kept = [0, *group]
+        places = {(row, kept.index(c)): place for (row, c), place in sheet.places.items() if c in kept}
+        pieces.append(Sheet([sheet.columns[i] for i in kept], [[row[i] for i in kept] for row in sheet.rows], places))
+    return pieces
+
+
+def text_of(sheet: Sheet) -> str:
+    """In lines of any length, without colours."""
+    width = 2 * len(sheet.columns) + sum(max(map(len, c)) for c in zip(sheet.columns, *sheet.rows, strict=True))
+    screen = Console(width=width, file=StringIO(), color_system=None, highlight=False, markup=False)
+    screen.print(terminal_table(sheet))
+    return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def markdown(sheet: Sheet) -> str:
