@@ -110,23 +110,27 @@ def cyclic(item: Item, scale: Scale) -> Made:
 
 
 def linear_regression(item: Item, scale: Scale) -> Made:
-    rounds = ROUNDS[scale]
-    found = {case: regression.losses(case, rounds) for case in regression.CASES}
-    panels = [
+    panels = regression_panels(ROUNDS[scale])
+    last = {panel["title"]: {row["method"]: row["mean"] for row in panel["rows"]} for panel in panels}
+    rows = [[method, *(f"{losses[method]:.1e}" for losses in last.values())] for method in regression.METHODS]
+    return {"columns": [f"loss above its least, round {ROUNDS[scale]}", *last], "rows": rows, "panels": panels}
+
+
+def regression_panels(rounds: int) -> list[dict[str, Any]]:
+    """A panel for each case: the loss of each method over rounds."""
+    return [
         {
             "title": case,
             "form": "losses",
-            "labels": list(losses),
+            "labels": list(regression.METHODS),
             "rows": [
                 {"method": method, "x": t, "mean": loss}
-                for method, values in losses.items()
-                for t, loss in enumerate(values, start=1)
+                for method, losses in regression.losses(case, rounds).items()
+                for t, loss in enumerate(losses, start=1)
             ],
         }
-        for case, losses in found.items()
+        for case in regression.CASES
     ]
-    rows = [[method, *(f"{losses[method][-1]:.1e}" for losses in found.values())] for method in regression.METHODS]
-    return {"columns": [f"loss above its least, round {rounds}", *found], "rows": rows, "panels": panels}
 
 
 MAKERS: dict[str, Callable[[Item, Scale], Made]] = {

@@ -37,8 +37,8 @@ def view(result: Result) -> View:
     if "columns" in result:
         return _plain(result)
     sheets = SHEETS[result["view"]](result)
-    figure = _figure(PANELS[result["view"]](result)) if result["view"] in PANELS else None
-    return View(sheets, _notes(result), figure, _records(result))
+    panels = PANELS[result["view"]](result) if result["view"] in PANELS else []
+    return View(sheets, _notes(result), figure_of(panels) if panels else None, _records(result))
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def _plain(result: Result) -> View:
     """One whose sheet came ready, without runs."""
     columns, rows = result["columns"], result["rows"]
     sheet = Sheet(columns, rows, {})
-    figure = _figure(result["panels"]) if "panels" in result else None
+    figure = figure_of(result["panels"]) if "panels" in result else None
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     return View([("", sheet)], [*_finds(result), *result.get("notes", [])], figure, records)
 
@@ -97,7 +97,7 @@ def _accuracy(result: Result) -> list[tuple[str, Sheet]]:
     for part in parts:
         known = {row["label"]: row for row in part["rows"]}
         beside = any(row["printed"] for row in part["rows"])
-        columns += [part["title"], *(["paper"] if beside else [])]
+        columns += [part["title"], *([f"paper: {part['printed']}"] if beside else [])]
         ranks = _ranks(list(known.values()))
         for number, label in enumerate(labels):
             row = known.get(label)
@@ -122,7 +122,8 @@ def _cost(result: Result) -> list[tuple[str, Sheet]]:
                 ours += [duration(cost["seconds"]), change(cost["seconds_saved"])]
             rows.append([row["label"], share, *ours[:2], paper[0], *ours[2:], paper[1]])
         columns = ["method", "share of rounds", "bytes", "change", "paper", "time", "change", "paper"]
-        sheets.append((part["title"], Sheet(columns, rows, _cheapest(part["rows"]))))
+        beside = f" (paper: {part['printed']})" if any(row["printed_cost"] for row in part["rows"]) else ""
+        sheets.append((part["title"] + beside, Sheet(columns, rows, _cheapest(part["rows"]))))
     return sheets
 
 
@@ -225,10 +226,8 @@ PANELS: dict[str, Callable[[Result], list[Panel]]] = {
 }
 
 
-def _figure(panels: list[Panel]) -> dict[str, Any] | None:
-    """The panels side by side, two in a row, as one chart with its data inside; None without a panel."""
-    if not panels:
-        return None
+def figure_of(panels: list[Panel]) -> dict[str, Any]:
+    """The panels side by side, two in a row, as one chart with its data inside."""
     drawn_panels = [_with_data(_chart(panel), panel) for panel in panels]
     return {
         "$schema": alt.SCHEMA_URL,
