@@ -107,7 +107,8 @@ def test_deviation_is_that_of_averaged_pseudo_gradients_from_that_of_all_clients
     training = uneven_training(table)
     thetas, records = [training.initial.clone()], []
     training.run(
-        training.start(), [lambda r, p, _: (records.append(r), thetas.append(p.server["theta"].clone()))]  # type: ignore[func-returns-value]
+        training.start(),
+        [lambda r, p, _: (records.append(r), thetas.append(p.server["theta"].clone()))],  # type: ignore[func-returns-value]
     )
     assert [list(record["deviation"]) for record in records] == [["1"], ["1", "2"], ["1", "2"]]  # five there never are
     whole = uneven_training({**table, "participation": {"rate": 1.0}, "rounds": 1})

@@ -49,7 +49,9 @@ def test_every_table_and_figure_runs_at_smoke_scale(name: str, shelf: Path, keel
         assert "http" not in files["figure.html"].read_text().split("<script")[0]
 
 
-def test_the_list_tells_what_is_there_and_what_is_missing(shelf: Path, keel: Keel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_tells_what_is_there_and_what_is_missing(
+    shelf: Path, keel: Keel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KEEL_DATA", str(shelf / "no data"))
     rows = json.loads(keel("paper", "list", "--out", shelf, "--json").out)
     assert [row["name"] for row in rows] == list(items())
@@ -108,7 +110,9 @@ def test_what_is_not_in_the_paper_has_no_paper_scale(keel: Keel) -> None:
     assert "did you mean 'tau'?" in keel("paper", "run", "taus").err
 
 
-def test_missing_data_are_one_line_and_nothing_is_written(keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_one_line_and_nothing_is_written(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
     called = keel("paper", "run", "large-scale", "--scale", "paper", "--out", tmp_path / "out")
     assert (called.code, called.out) == (2, "")
@@ -116,7 +120,9 @@ def test_missing_data_are_one_line_and_nothing_is_written(keel: Keel, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_price_of_what_is_missing_and_of_data_that_are_not_there(keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_price_of_what_is_missing_and_of_data_that_are_not_there(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
     called = keel("paper", "run", "tau", "--out", tmp_path / "out", "--dry-run", "--seeds", "2")
     assert called.code == 0, called.err

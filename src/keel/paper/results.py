@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from keel.paper.printed import printed
-from keel.paper.references import MAKERS
 from keel.paper.recipes import Item, Part, Scale
+from keel.paper.references import MAKERS
 from keel.paper.running import Shelf, wanted
 from keel.reporting.comparison import Comparison, Method, compare
 from keel.runs.folder import RunFolder

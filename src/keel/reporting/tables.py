@@ -117,7 +117,7 @@ COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text: its columns, its rows, and the place (from 1) of those cells, by row and column, that have one."""
+    """A table as text: its columns, its rows, and of some cells (row, column) their place among others, from 1."""
 
     columns: list[str]
     rows: list[list[str]]
