@@ -1,4 +1,4 @@
-"""The tables and figures that need no runs: rates, splits, hyper-parameters, the cyclic order, the linear regression."""
+"""Tables and figures that need no runs: rates, splits, hyper-parameters, the cyclic order, the linear regression."""
 
 from collections.abc import Callable
 from math import ceil

@@ -1,4 +1,4 @@
-"""What the runs of a recipe gave, as text and numbers that can be kept: all that a rendering needs, and where it is from.
+"""What the runs of a recipe gave, as text and numbers to keep: all that a rendering needs, and where it is from.
 
 Read from run folders. Runs nothing.
 """
