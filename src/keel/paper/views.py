@@ -11,7 +11,7 @@ import vl_convert
 
 from keel.paper.results import Result, Row
 from keel.reporting import charts
-from keel.reporting.tables import Sheet, change, csv_of, latex, markdown, text_of
+from keel.reporting.tables import Places, Sheet, change, csv_of, latex, markdown, text_of
 from keel.reporting.tables import accuracy as accuracy_of
 from keel.runs.folder import write_whole
 from keel.units import duration, size
@@ -92,7 +92,8 @@ def _accuracy(result: Result) -> list[tuple[str, Sheet]]:
     if len(labels) == 1:
         rows = [[part["title"], _ours(part["rows"][0]), _theirs(part["rows"][0])] for part in parts]
         return [("", Sheet([labels[0], "ours", "paper"], rows, {}))]
-    columns, places = ["method"], {}
+    columns = ["method"]
+    places: Places = {}
     cells: dict[str, list[str]] = {label: [label] for label in labels}
     for part in parts:
         known = {row["label"]: row for row in part["rows"]}
@@ -138,7 +139,7 @@ def _against(result: Result) -> list[tuple[str, Sheet]]:
         known = {(row["label"], _value(result, row)): row for row in part["rows"]}
         columns = [result["against"].rpartition(".")[2], *values]
         rows = [[label, *(_ours(known.get((label, value))) for value in values)] for label in labels]
-        places = {}
+        places: Places = {}
         for column, value in enumerate(values, start=1):
             ranks = _ranks([row for row in part["rows"] if _value(result, row) == value])
             places |= {(labels.index(label), column): place for label, place in ranks.items()}
@@ -309,9 +310,9 @@ def _ranks(rows: list[Row]) -> dict[str, int]:
     return {label: 1 + sum(other > value for other in known.values()) for label, value in known.items()}
 
 
-def _cheapest(rows: list[Row]) -> dict[tuple[int, int], int]:
+def _cheapest(rows: list[Row]) -> Places:
     """Places by bytes and by time."""
-    places = {}
+    places: Places = {}
     for column, name in ((2, "bytes"), (5, "seconds")):
         known = {number: row["cost"][name] for number, row in enumerate(rows) if row.get("cost")}
         places |= {(n, column): 1 + sum(other < value for other in known.values()) for n, value in known.items()}

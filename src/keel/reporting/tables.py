@@ -115,13 +115,17 @@ COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"]
 
 
+Places = dict[tuple[int, int], int]
+"""Of some cells (row, column) their place among others, from 1."""
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text: its columns, its rows, and of some cells (row, column) their place among others, from 1."""
+    """A table as text: its columns, its rows and the places of cells, of which the first is bold, the next underlined."""
 
     columns: list[str]
     rows: list[list[str]]
-    places: dict[tuple[int, int], int]
+    places: Places
 
 
 def results(comparison: Comparison, interval: bool = False) -> Sheet:
