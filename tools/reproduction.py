@@ -23,7 +23,7 @@ KEPT, PAGE = ROOT / "results/paper", ROOT / "docs/reproduction.md"
 WORDS = ROOT / "tools/reproduction.toml"
 FAMILY = ("ghbm", "localghbm", "fedhbm")
 CLASSICAL = ("fedavgm", "fedcm", "fedadc", "mimelitemom")
-"""Momentum of the last cohorts; FedACG and SCAFFOLD-M are told of apart, since they add a penalty or control variates."""
+"""Momentum of the last cohorts alone: FedACG adds a penalty, SCAFFOLD-M and MimeMom control variates."""
 
 
 def keep(runs: Path) -> None:

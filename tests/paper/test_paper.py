@@ -10,7 +10,7 @@ from keel.algorithms import REGISTRY
 from keel.errors import KeelError
 from keel.paper.printed import tables
 from keel.paper.recipes import SCALES, find, items
-from keel.paper.references import GRIDS
+from keel.paper.references import GRIDS, RATES
 from keel.paper.results import make
 from keel.paper.running import Shelf, left, run_parts, wanted
 from keel.paper.views import view
@@ -174,6 +174,21 @@ def test_costs_have_the_papers_beside_them(shelf: Path) -> None:
     assert rows["FedAvg"][1] == "1.00"
 
 
-def test_an_unknown_item_and_scale_are_refused() -> None:
+def test_the_documents_have_the_same_names_and_rates() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    names = [
+        line for line in (docs / "paper.md").read_text().splitlines() if line.startswith("| `") and "--" not in line
+    ]
+    assert names == [f"| `{i.name}` | {i.number or 'not in it'} | {i.shows} |" for i in items().values()]
+    letters = {"Δ": "Delta", "σ²": "sigma^2", "ζ²": "zeta^2", "σ": "sigma", "ζ": "zeta"}
+    theory = (docs / "theory.md").read_text()
+    for row in RATES:
+        line = " | ".join(row)
+        for sign, name in letters.items():
+            line = line.replace(sign, name)
+        assert f"| {line} |" in theory
+
+
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(KeelError, match="not known"):
         find("nothing")

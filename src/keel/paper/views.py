@@ -18,7 +18,7 @@ from keel.units import duration, size
 
 WIDTH = 380
 """Of a panel."""
-SHOWN = 8
+SHOWN = 10
 """Curves of a panel at the most; then those of the best methods and of FedAvg."""
 
 

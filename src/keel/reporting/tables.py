@@ -121,7 +121,7 @@ Places = dict[tuple[int, int], int]
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text: its columns, its rows and the places of cells, of which the first is bold, the next underlined."""
+    """A table as text: columns, rows, and the places of cells, of which the first is bold and the second underlined."""
 
     columns: list[str]
     rows: list[list[str]]
