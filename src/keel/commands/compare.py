@@ -36,11 +36,9 @@ def demo(
     Example: keel demo
     """
     from keel.demo import run_demo
-    from keel.reporting.page import write_report
 
     comparison = run_demo(out, seeds, rounds, quiet)
-    report = out / "report.html"
-    write_report(comparison, report)
+    report = _write_page(out, "fedavg", None)
     if as_json:
         print_json(comparison.rows())
         return
@@ -49,7 +47,7 @@ def demo(
 
     console.print()
     console.print(f"Handwritten digits, 100 clients with one class each, 10 % in a round, {seeds} seeds.\n")
-    console.print(terminal_table(results(comparison)))
+    console.print(terminal_table(results(comparison)[0]))
     console.print(f"\n{explanation(comparison)}\n")
     console.print(f"Runs:   {out}")
     console.print(f"Report: {report.absolute().as_uri()}", soft_wrap=True)
@@ -71,7 +69,7 @@ def compare(
     interval: Interval = False,
     cost: Cost = False,
     out: Annotated[Path, typer.Option(help="Where the run folders and report.html go.")] = Path("runs/compare"),
-    form: Form = Format.text,
+    form: Form = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -81,7 +79,6 @@ def compare(
     Runs that exist are not run again, interrupted ones go on. Example: keel compare --methods fedavg,ghbm --seeds 3
     """
     from keel.reporting.comparison import compare as compare_runs
-    from keel.reporting.page import write_report
     from keel.runs.comparing import jobs_of, run_jobs
     from keel.runs.spec import override, read_spec
 
@@ -94,6 +91,7 @@ def compare(
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     jobs = jobs_of(table, names, seeds, over or [], out)
+    _one_form(form, as_json)
     baseline, number = _target(target)
     known = {job.spec.algorithm.name for job in jobs}
     if baseline is not None and baseline not in known:
@@ -102,9 +100,8 @@ def compare(
         print_price([job.spec for job in jobs], as_json)
         return
     comparison = compare_runs(run_jobs(jobs, quiet), baseline, number)
-    report = out / "report.html"
-    write_report(comparison, report)
-    _print_comparison(comparison, form, interval, cost, as_json, report)
+    report = _write_page(out, baseline, number)
+    _print_comparison(comparison, form, interval, cost, as_json, report, quiet)
 
 
 def report(
@@ -118,7 +115,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Time as in a federation with this network, as up_mbps=5."),
     ] = None,
-    form: Form = Format.text,
+    form: Form = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a page about any number of runs.
@@ -130,12 +127,15 @@ def report(
     from keel.runs.batch import read_runs
     from keel.runs.spec import read_network
 
+    _one_form(form, as_json)
     baseline, number = _target(target)
     comparison = compare(read_runs(runs), baseline, number, read_network(network) if network else None)
     write_report(comparison, out)
     if charts is not None:
         write_charts(comparison, charts)
-    _print_comparison(comparison, form, interval, cost, as_json, out)
+    _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
+    if charts is not None and not as_json and form in (None, Format.text):
+        typer.echo(f"Charts: {charts}")
 
 
 def _target(text: str | None) -> tuple[str | None, float | None]:
@@ -150,21 +150,40 @@ def _target(text: str | None) -> tuple[str | None, float | None]:
 
 
 def _print_comparison(
-    comparison: "Comparison", form: Format, interval: bool, cost: bool, as_json: bool, page: Path
+    comparison: "Comparison", form: Format | None, interval: bool, cost: bool, as_json: bool, page: Path, quiet: bool
 ) -> None:
+    """The table; where the page is goes beside it, or to standard error where a program may read the table."""
     from keel.reporting import tables
-    from keel.terminal import console
+    from keel.terminal import console, errors
 
-    sheets = [tables.results(comparison, interval), *([tables.costs(comparison)] if cost else [])]
+    sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
     if as_json:
         print_json(comparison.rows())
     elif form is Format.csv:
         typer.echo(tables.csv_text(comparison), nl=False)
-    elif form is not Format.text:
+    elif form in (Format.markdown, Format.latex):
         typer.echo("\n\n".join(map(tables.markdown if form is Format.markdown else tables.latex, sheets)))
     else:
         for sheet in sheets:
             console.print(tables.terminal_table(sheet))
             console.print()
         console.print(f"{tables.explanation(comparison, interval)}\n")
-        console.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
+        errors, quiet = console, False
+    if not quiet:
+        errors.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
+
+
+def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:
+    """The page about all runs in a folder, as `keel report` makes it, those of other calls too."""
+    from keel.reporting.comparison import compare as compare_runs
+    from keel.reporting.page import write_report
+    from keel.runs.batch import read_runs
+
+    page = folder / "report.html"
+    write_report(compare_runs(read_runs([folder]), baseline, target), page)
+    return page
+
+
+def _one_form(form: Format | None, as_json: bool) -> None:
+    if form is not None and as_json:
+        raise KeelError(f"--json, --format {form}: both are given; accepted: one of them")

@@ -24,7 +24,7 @@ Target = Annotated[
 ]
 Interval = Annotated[bool, typer.Option("--interval", help="95 % confidence intervals instead of deviations.")]
 Cost = Annotated[bool, typer.Option("--cost", help="Also the cost to reach the target, by the paper's procedure.")]
-Form = Annotated[Format, typer.Option("--format", help="How the table is printed.")]
+Form = Annotated[Format | None, typer.Option("--format", help="How the table is printed; else as text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")]
 
 
