@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
 from keel.rounds import Record
 from keel.runs.room import Room
@@ -13,6 +13,14 @@ from keel.units import percent, size
 
 console = Console(highlight=False, markup=False)
 errors = Console(stderr=True, highlight=False, markup=False)
+
+WIDE = 10_000
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal lets it be; in a pipe a row is a line."""
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+
 
 Watcher = Callable[[int, Record], None]
 """Hears of a round of run number so-and-so."""

@@ -16,7 +16,7 @@ def algorithms(as_json: AsJson = False) -> None:
         return
     from rich.table import Table
 
-    from keel.terminal import console
+    from keel.terminal import print_table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("name", "paper", "keeps memory", "down", "up", "cost"):
@@ -25,4 +25,4 @@ def algorithms(as_json: AsJson = False) -> None:
         memory = "yes" if row["stateful"] else "no"
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
         table.add_row(row["name"], row["paper"], memory, *traffic)
-    console.print(table)
+    print_table(table)

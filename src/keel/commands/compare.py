@@ -43,11 +43,11 @@ def demo(
         print_json(comparison.rows())
         return
     from keel.reporting.tables import explanation, results, terminal_table
-    from keel.terminal import console
+    from keel.terminal import console, print_table
 
     console.print()
     console.print(f"Handwritten digits, 100 clients with one class each, 10 % in a round, {seeds} seeds.\n")
-    console.print(terminal_table(results(comparison)[0]))
+    print_table(terminal_table(results(comparison)[0]))
     console.print(f"\n{explanation(comparison)}\n")
     console.print(f"Runs:   {out}")
     console.print(f"Report: {report.absolute().as_uri()}", soft_wrap=True)
@@ -154,7 +154,7 @@ def _print_comparison(
 ) -> None:
     """The table; where the page is goes beside it, or to standard error where a program may read the table."""
     from keel.reporting import tables
-    from keel.terminal import console, errors
+    from keel.terminal import console, errors, print_table
 
     sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
     if as_json:
@@ -165,7 +165,7 @@ def _print_comparison(
         typer.echo("\n\n".join(map(tables.markdown if form is Format.markdown else tables.latex, sheets)))
     else:
         for sheet in sheets:
-            console.print(tables.terminal_table(sheet))
+            print_table(tables.terminal_table(sheet))
             console.print()
         console.print(f"{tables.explanation(comparison, interval)}\n")
         errors, quiet = console, False

@@ -26,14 +26,14 @@ def data_list(as_json: AsJson = False) -> None:
         return
     from rich.table import Table
 
-    from keel.terminal import console
+    from keel.terminal import console, print_table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("name", "what", "files"):
         table.add_column(name, no_wrap=name != "what")
     for row in rows:
         table.add_row(row["name"], row["title"], row["files"])
-    console.print(table)
+    print_table(table)
     origin = "from KEEL_DATA" if os.environ.get("KEEL_DATA") else "KEEL_DATA would name another"
     console.print(f"\nData folder: {data_folder()} ({origin})", soft_wrap=True)
 
@@ -54,6 +54,11 @@ def data_get(
     from keel.terminal import console, fetching
 
     entry, folder = find(name), data_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        accepted = "a folder that can be made and written (KEEL_DATA)"
+        raise KeelError(f"KEEL_DATA: {str(folder)!r} is none ({error.strerror}); accepted: {accepted}") from None
     for download in entry.downloads:
         if download.missing(folder):
             with fetching(download.path, quiet) as progress:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def print_price(specs: list["Spec"], as_json: bool) -> None:
     """What runs would take together; those that differ in the seed alone are measured once."""
     from keel.runs.price import price
-    from keel.terminal import console
+    from keel.terminal import console, print_table
     from keel.units import duration, size
 
     groups: dict[str, list[Spec]] = {}
@@ -33,7 +33,7 @@ def print_price(specs: list["Spec"], as_json: bool) -> None:
         figures = [f"{found.rounds:,}", size(found.bytes), size(found.disk), size(found.ram), duration(found.seconds)]
         figures += [duration(found.federation_seconds)] if found.federation_seconds is not None else []
         table.add_row(group[0].algorithm.title, *figures)
-    console.print(table)
+    print_table(table)
     seconds = sum(len(group) * found.seconds for group, found in prices)
     disk = sum(len(group) * found.disk for group, found in prices)
     runs = f"{len(specs)} run" + "s" * (len(specs) > 1)

@@ -70,9 +70,9 @@ def sweep(
         print_json({"path": str(ended.path), "best": str(ended.best) if ended.best else None, "points": ended.rows})
     else:
         from keel.reporting.tables import sweep_explanation, sweep_table
-        from keel.terminal import console
+        from keel.terminal import console, print_table
 
-        console.print(sweep_table(ended.rows))
+        print_table(sweep_table(ended.rows))
         console.print(f"\n{sweep_explanation(ended.rows, plan.search.on)}\n")
         console.print(f"Points: {ended.path / 'sweep.json'}", soft_wrap=True)
         if ended.best is not None:
