@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keel.data.catalog import CATALOG
 from tests.conftest import Called
 
 Keel = Callable[..., Called]
