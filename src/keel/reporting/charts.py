@@ -118,7 +118,8 @@ def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerCh
     spread = rows.mark_rule(strokeWidth=2, opacity=0.5).encode(
         color=colour, y=alt.Y("low:Q", title=y.title), y2="high:Q"
     )
-    values = [x.tooltip("x"), y.tooltip("mean"), y.tooltip("low"), y.tooltip("high")]
+    spreads = [y.tooltip("low", "less the deviation"), y.tooltip("high", "with the deviation")]
+    values = [x.tooltip("x"), y.tooltip("mean"), *spreads]
     point = rows.mark_point(filled=True, size=110, opacity=1).encode(
         color=colour, y=shown, tooltip=[alt.Tooltip("method:N"), *values]
     )
