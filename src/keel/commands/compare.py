@@ -165,6 +165,8 @@ def _print_comparison(
         typer.echo("\n\n".join(map(tables.markdown if form is Format.markdown else tables.latex, sheets)))
     else:
         for sheet in sheets:
+            if sheet.title:
+                console.print(sheet.title, style="italic", soft_wrap=True)
             print_table(tables.terminal_table(sheet))
             console.print()
         console.print(f"{tables.explanation(comparison, interval)}\n")

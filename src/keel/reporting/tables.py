@@ -173,10 +173,7 @@ def _sheets(comparison: Comparison, columns: list[str], rows: list[list[str]], p
 
 def terminal_table(sheet: Sheet) -> Table:
     """The best in bold, the second underlined."""
-    title = Text(sheet.title, "italic") if sheet.title else None
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0)
-    )
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(sheet.columns[0], overflow="fold")  # the one that may be long
     for name in sheet.columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
