@@ -120,7 +120,7 @@ def _bars() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-        TextColumn("{task.fields[state]}", justify="right", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.fields[state]}", justify="right", table_column=Column(no_wrap=True, max_width=34)),
         TimeRemainingColumn(compact=True),
         console=errors,
         expand=True,
