@@ -57,8 +57,8 @@ def write() -> None:
             continue
         shown = view(result)
         if result["view"] != "hyperparameters":  # two hundred lines, which keel paper run prints
-            for heading, sheet in shown.sheets:
-                lines += [*([f"{heading}:", ""] if heading else []), markdown(sheet), ""]
+            for sheet in shown.sheets:
+                lines += [markdown(sheet), ""]
         if shown.figure is not None:
             lines += [f"![{item.title}](../results/paper/{item.name}.svg)", ""]
         lines += [f"{note}  " for note in shown.notes]

@@ -70,7 +70,7 @@ def priced_sheet(rows: list[Figures]) -> Sheet:
         time = duration(row["seconds"]) if "seconds" in row else "-"
         rounds = f"{row['rounds']:,}" if "rounds" in row else "-"
         body.append([row["part"], row["method"], f"{row['runs']}{searched}", rounds, *figures, time])
-    return Sheet(columns, body, {})
+    return Sheet("", columns, body, {})
 
 
 def priced_words(rows: list[Figures]) -> str:

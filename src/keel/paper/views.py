@@ -24,9 +24,9 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class View:
-    """A result's sheets with their headings, the lines that explain them, and the figure as Vega-Lite."""
+    """A result's sheets, the lines that explain them, and the figure as Vega-Lite."""
 
-    sheets: list[tuple[str, Sheet]]
+    sheets: list[Sheet]
     notes: list[str]
     figure: dict[str, Any] | None = None
     records: list[Row] = field(default_factory=list)
@@ -47,10 +47,9 @@ def write(result: Result, folder: Path) -> list[Path]:
     title = f"{result['number'] or 'Keel'}: {result['title']} ({result['scale']})"
     texts = {
         "result.json": json.dumps(result, indent=1, ensure_ascii=False) + "\n",
-        "table.txt": "\n\n".join([title, *(_headed(h, text_of(s)) for h, s in shown.sheets), *shown.notes]) + "\n",
-        "table.md": "\n\n".join([f"# {title}", *(_headed(h, markdown(s)) for h, s in shown.sheets), *shown.notes])
-        + "\n",
-        "table.tex": "\n\n".join(f"% {h or title}\n{latex(s)}" for h, s in shown.sheets) + "\n",
+        "table.txt": "\n\n".join([title, *map(text_of, shown.sheets), *shown.notes]) + "\n",
+        "table.md": "\n\n".join([f"# {title}", *map(markdown, shown.sheets), *shown.notes]) + "\n",
+        "table.tex": "\n\n".join([f"% {title}", *map(latex, shown.sheets)]) + "\n",
         "table.csv": csv_of(shown.records),
     }
     contents = {name: text.encode() for name, text in texts.items()}
@@ -72,26 +71,22 @@ def drawn(figure: dict[str, Any]) -> dict[str, bytes]:
     }
 
 
-def _headed(heading: str, text: str) -> str:
-    return f"{heading}\n\n{text}" if heading else text
-
-
 def _plain(result: Result) -> View:
     """One whose sheet came ready, without runs."""
     columns, rows = result["columns"], result["rows"]
-    sheet = Sheet(columns, rows, {})
+    sheet = Sheet("", columns, rows, {})
     figure = figure_of(result["panels"]) if "panels" in result else None
     records = [dict(zip(columns, row, strict=True)) for row in rows]
-    return View([("", sheet)], [*_finds(result), *result.get("notes", [])], figure, records)
+    return View([sheet], [*_finds(result), *result.get("notes", [])], figure, records)
 
 
-def _accuracy(result: Result) -> list[tuple[str, Sheet]]:
+def _accuracy(result: Result) -> list[Sheet]:
     """Methods by parts, ours and the paper's side by side; a row for each part where there is one method alone."""
     parts = result["parts"]
     labels = list(dict.fromkeys(row["label"] for part in parts for row in part["rows"]))
     if len(labels) == 1:
         rows = [[part["title"], _ours(part["rows"][0]), _theirs(part["rows"][0])] for part in parts]
-        return [("", Sheet([labels[0], "ours", "paper"], rows, {}))]
+        return [Sheet("", [labels[0], "ours", "paper"], rows, {})]
     columns = ["method"]
     places: Places = {}
     cells: dict[str, list[str]] = {label: [label] for label in labels}
@@ -105,10 +100,10 @@ def _accuracy(result: Result) -> list[tuple[str, Sheet]]:
             if row is not None and label in ranks:
                 places[number, len(cells[label])] = ranks[label]
             cells[label] += [_ours(row), *([_theirs(row)] if beside else [])]
-    return [("", Sheet(columns, list(cells.values()), places))]
+    return [Sheet("", columns, list(cells.values()), places)]
 
 
-def _cost(result: Result) -> list[tuple[str, Sheet]]:
+def _cost(result: Result) -> list[Sheet]:
     """A sheet for each part: bytes and time until FedAvg's quality, with the paper's saving beside."""
     sheets = []
     for part in result["parts"]:
@@ -122,13 +117,13 @@ def _cost(result: Result) -> list[tuple[str, Sheet]]:
                 ours = [size(cost["bytes"]), change(cost["bytes_saved"])]
                 ours += [duration(cost["seconds"]), change(cost["seconds_saved"])]
             rows.append([row["label"], share, *ours[:2], paper[0], *ours[2:], paper[1]])
-        columns = ["method", "share of rounds", "bytes", "change", "paper", "time", "change", "paper"]
+        columns = ["method", "share of rounds", "bytes", "Δ bytes", "paper", "time", "Δ time", "paper"]
         beside = f" (paper: {part['printed']})" if any(row["printed_cost"] for row in part["rows"]) else ""
-        sheets.append((part["title"] + beside, Sheet(columns, rows, _cheapest(part["rows"]))))
+        sheets.append(Sheet(part["title"] + beside, columns, rows, _cheapest(part["rows"])))
     return sheets
 
 
-def _against(result: Result) -> list[tuple[str, Sheet]]:
+def _against(result: Result) -> list[Sheet]:
     """Methods by the values on the x-axis where those are a field of all; else the table of accuracies."""
     if not any(row["values"] for part in result["parts"] for row in part["rows"]):
         return _accuracy(result)
@@ -143,21 +138,21 @@ def _against(result: Result) -> list[tuple[str, Sheet]]:
         for column, value in enumerate(values, start=1):
             ranks = _ranks([row for row in part["rows"] if _value(result, row) == value])
             places |= {(labels.index(label), column): place for label, place in ranks.items()}
-        sheets.append((part["title"], Sheet(columns, rows, places)))
+        sheets.append(Sheet(part["title"], columns, rows, places))
     return sheets
 
 
-def _deviation(result: Result) -> list[tuple[str, Sheet]]:
+def _deviation(result: Result) -> list[Sheet]:
     parts = result["parts"]
     taus = list(dict.fromkeys(tau for part in parts for row in part["rows"] for tau in row.get("deviation", {})))
     rows = [
         [tau, *(_number(part["rows"][0].get("deviation", {}).get(tau, {}).get("second_half")) for part in parts)]
         for tau in taus
     ]
-    return [("Mean over the second half of the rounds", Sheet(["tau", *(part["title"] for part in parts)], rows, {}))]
+    return [Sheet("Mean over the second half of the rounds", ["tau", *(part["title"] for part in parts)], rows, {})]
 
 
-SHEETS: dict[str, Callable[[Result], list[tuple[str, Sheet]]]] = {
+SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
     "accuracy": _accuracy,
     "cost": _cost,
     "curves": _accuracy,

@@ -1,19 +1,19 @@
-"""`keel paper`: the paper's tables and figures by name."""
+"""keel paper: the paper's tables and figures by name."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keel.commands.options import AsJson, DryRun, Quiet, print_json
+
 if TYPE_CHECKING:
     from keel.reporting.tables import Sheet
 
-paper_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, by name.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, by name.")
 
 Out = Annotated[Path, typer.Option(help="Where runs and renderings go; runs that are there are used.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 class Scale(StrEnum):
@@ -24,7 +24,7 @@ class Scale(StrEnum):
     smoke = "smoke"
 
 
-@paper_app.command("list")
+@app.command("list")
 def paper_list(out: Out = Path("runs/paper"), as_json: AsJson = False) -> None:
     """List the tables and figures: what they show, what they cost, what is there.
 
@@ -35,22 +35,22 @@ def paper_list(out: Out = Path("runs/paper"), as_json: AsJson = False) -> None:
 
     rows = listing(out)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for line in listing_lines(rows, out):
         console.print(line, soft_wrap=True)
 
 
-@paper_app.command("run")
+@app.command("run")
 def paper_run(
     name: Annotated[str, typer.Argument(help="A table or figure that keel paper list names.")],
     scale: Annotated[Scale, typer.Option(help="The printed protocol, hours on two cores, or seconds.")] = Scale.smoke,
     out: Out = Path("runs/paper"),
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method, instead of the recipe's.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Run nothing: render what has ended.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run what a table or figure needs, and render it.
 
@@ -75,13 +75,11 @@ def paper_run(
 
     files = write(result, out / f"{name}-{scale}")
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
         return
     shown = view(result)
     console.print(f"{item.number or 'Keel'}: {item.title} ({scale})\n", soft_wrap=True)
-    for heading, sheet in shown.sheets:
-        if heading:
-            console.print(f"{heading}\n")
+    for sheet in shown.sheets:
         _print_sheet(sheet)
     for note in shown.notes:
         console.print(note, soft_wrap=True)
@@ -95,16 +93,19 @@ def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool)
 
     found = priced(find(name).parts(scale.value), out, seeds)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     _print_sheet(priced_sheet(found))
     console.print(priced_words(found), soft_wrap=True)
 
 
 def _print_sheet(sheet: "Sheet") -> None:
+    """In pieces that fit the terminal; in a pipe whole."""
     from keel.reporting.tables import fitted, terminal_table
-    from keel.terminal import console
+    from keel.terminal import console, print_table
 
-    for piece in fitted(sheet, console.width):
-        console.print(terminal_table(piece))
+    for piece in fitted(sheet, console.width) if console.is_terminal else [sheet]:
+        if piece.title:
+            console.print(f"{piece.title}\n")
+        print_table(terminal_table(piece))
         console.print()
