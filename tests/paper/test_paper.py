@@ -80,6 +80,9 @@ def test_every_recipe_can_be_made_at_every_scale_without_data(monkeypatch: pytes
 def test_the_paper_scale_is_the_printed_protocol() -> None:
     [spec, *_] = find("controlled").paper[0].specs("fedhbm")
     assert (spec.rounds, spec.evaluation.last, spec.data.alpha, spec.participation.rate) == (10000, 100, 0.0, 0.1)
+    for name in ("controlled", "controlled-cifar10", "large-scale", "cost"):
+        for part in find(name).paper:
+            assert all(spec.evaluation.last == 100 for spec in part.specs("fedavg"))
     for column, (_, data, model) in GRIDS.items():
         best = tables()["hyperparameters"][column]
         for method, fields in best.items():

@@ -128,7 +128,7 @@ Places = dict[tuple[int, int], int]
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text, of one setting: columns, rows, and the places of cells: the first is bold, the next underlined."""
+    """A table as text, of one setting: columns, rows, and places of cells: the first is bold, the second underlined."""
 
     title: str
     """The setting, where there are several."""
