@@ -1,7 +1,7 @@
 """Keeps what `keel paper run` gave at desktop scale, and writes docs/reproduction.md from it.
 
-    python tools/reproduction.py keep RUNS    results/paper from the runs that have ended below RUNS (the --out of keel)
-    python tools/reproduction.py write        docs/reproduction.md from results/paper and tools/reproduction.toml
+    python tools/reproduction.py keep RUNS [NAME ...]   results/paper from the runs that have ended below RUNS
+    python tools/reproduction.py write                  docs/reproduction.md from results/paper and reproduction.toml
 
 Every number of the page comes from results/paper; the words that explain it from reproduction.toml.
 """
@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from keel.paper.recipes import items
+from keel.paper.recipes import find, items
 from keel.paper.results import Result, Row, make
 from keel.paper.views import drawn, view
 from keel.reporting.tables import markdown
@@ -26,9 +26,9 @@ CLASSICAL = ("fedavgm", "fedcm", "fedadc", "mimelitemom")
 """Momentum of the last cohorts alone: FedACG adds a penalty, SCAFFOLD-M and MimeMom control variates."""
 
 
-def keep(runs: Path) -> None:
+def keep(runs: Path, names: list[str]) -> None:
     KEPT.mkdir(exist_ok=True)
-    for item in items().values():
+    for item in map(find, names or items()):
         result = make(item, "desktop", runs)
         if not any(row["runs"] for part in result.get("parts", []) for row in part["rows"]) and "columns" not in result:
             continue
@@ -140,8 +140,8 @@ def _text(result: Result) -> str:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["keep", runs]:
-            keep(Path(runs))
+        case ["keep", runs, *names]:
+            keep(Path(runs), names)
         case ["write"]:
             write()
         case _:

@@ -36,7 +36,7 @@ def view(result: Result) -> View:
     """How a result is shown."""
     if "columns" in result:
         return _plain(result)
-    sheets = SHEETS[result["view"]](result)
+    sheets = SHEETS[result["view"]]({**result, "parts": _begun(result["parts"])})
     panels = PANELS[result["view"]](result) if result["view"] in PANELS else []
     return View(sheets, _notes(result), figure_of(panels) if panels else None, _records(result))
 
@@ -107,19 +107,22 @@ def _cost(result: Result) -> list[Sheet]:
     """A sheet for each part: bytes and time until FedAvg's quality, with the paper's saving beside."""
     sheets = []
     for part in result["parts"]:
+        beside = any(row["printed_cost"] for row in part["rows"])
+        paper = ["paper"] if beside else []
+        columns = ["method", "share of rounds", "bytes", "Δ bytes", *paper, "time", "Δ time", *paper]
         rows = []
         for row in part["rows"]:
             cost, theirs = row.get("cost"), row["printed_cost"]
-            share = "-" if cost is None else f"{cost['share']:.2f}"
-            paper = ["-"] * 2 if theirs is None else [change(theirs[1] / 100), change(theirs[3] / 100)]
-            ours = ["-"] * 4
+            ours = ["-"] * 5
             if cost is not None:
-                ours = [size(cost["bytes"]), change(cost["bytes_saved"])]
+                ours = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
                 ours += [duration(cost["seconds"]), change(cost["seconds_saved"])]
-            rows.append([row["label"], share, *ours[:2], paper[0], *ours[2:], paper[1]])
-        columns = ["method", "share of rounds", "bytes", "Δ bytes", "paper", "time", "Δ time", "paper"]
-        beside = f" (paper: {part['printed']})" if any(row["printed_cost"] for row in part["rows"]) else ""
-        sheets.append(Sheet(part["title"] + beside, columns, rows, _cheapest(part["rows"])))
+            saved = [change(theirs[1] / 100), change(theirs[3] / 100)] if theirs else ["-", "-"]
+            rows.append(
+                [row["label"], *ours[:3], *(saved[:1] if beside else []), *ours[3:], *(saved[1:] if beside else [])]
+            )
+        title = part["title"] + (f" (paper: {part['printed']})" if beside else "")
+        sheets.append(Sheet(title, columns, rows, _cheapest(part["rows"], columns.index("time"))))
     return sheets
 
 
@@ -305,13 +308,18 @@ def _ranks(rows: list[Row]) -> dict[str, int]:
     return {label: 1 + sum(other > value for other in known.values()) for label, value in known.items()}
 
 
-def _cheapest(rows: list[Row]) -> Places:
-    """Places by bytes and by time."""
+def _cheapest(rows: list[Row], time: int) -> Places:
+    """Places by bytes and, in that column, by time."""
     places: Places = {}
-    for column, name in ((2, "bytes"), (5, "seconds")):
+    for column, name in ((2, "bytes"), (time, "seconds")):
         known = {number: row["cost"][name] for number, row in enumerate(rows) if row.get("cost")}
         places |= {(n, column): 1 + sum(other < value for other in known.values()) for n, value in known.items()}
     return places
+
+
+def _begun(parts: list[Row]) -> list[Row]:
+    """Those that have a run; all of them where none has."""
+    return [part for part in parts if any(row["runs"] for row in part["rows"])] or parts
 
 
 def _finds(result: Result) -> list[str]:
@@ -324,7 +332,8 @@ def _notes(result: Result) -> list[str]:
     for part in result["parts"]:
         seeds = f"{part['seeds']} seed{'s' * (part['seeds'] > 1)}"
         grid = f", each method at its best of the grid {part['grid']!r} (chosen on held-out examples)"
-        lines.append(f"{part['title']}: {part['rounds']:,} rounds, {seeds}{grid if part['grid'] else ''}.")
+        missing = "" if any(row["runs"] for row in part["rows"]) else " Not yet run."
+        lines.append(f"{part['title']}: {part['rounds']:,} rounds, {seeds}{grid if part['grid'] else ''}.{missing}")
     missing = sum(row["wanted"] - row["runs"] for part in result["parts"] for row in part["rows"])
     if missing:
         lines.append(f"{missing} run{'s' * (missing > 1)} not there yet: {result['command']}")
