@@ -1,11 +1,10 @@
 """Finds the runs of a recipe by what they are, and makes those that are missing."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from keel.data.catalog import CATALOG, load
 from keel.errors import KeelError
@@ -14,7 +13,7 @@ from keel.runs.batch import Job
 from keel.runs.comparing import run_jobs
 from keel.runs.folder import RunFolder
 from keel.runs.search import Plan, Point
-from keel.runs.spec import Spec
+from keel.runs.spec import Spec, read_spec, resolved_spec
 from keel.runs.sweep import run_sweep
 from keel.task import check_tasks
 
@@ -40,24 +39,28 @@ class Shelf:
         return Job(spec, there.path if there else self.path / "runs" / name)
 
     def sweep(self, plan: Plan) -> Path:
-        """The folder of a search."""
+        """The folder of a search that has not ended."""
         digest = sha256(json.dumps([plan.table, plan.described()], sort_keys=True).encode()).hexdigest()[:8]
-        return self.path / "sweeps" / f"{plan.base.label.rpartition('-seed')[0]}-{digest}"
+        return self.path / "sweeps" / f"{_name(plan)}-{digest}"
 
     def point(self, plan: Plan) -> Point | None:
-        """The best point of a search that has ended."""
-        file = self.sweep(plan) / "sweep.json"
-        if not file.is_file():
-            return None
-        rows = json.loads(file.read_text(encoding="utf-8"))["points"]
-        return next((row["fields"] for row in rows if row["best"]), None)
+        """The best point of a search that has ended; its first where all diverged, so that the runs do as well."""
+        for file in sorted((self.path / "sweeps").glob(f"{_name(plan)}-*/sweep.json")):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            point = next((row["fields"] for row in told["points"] if row["best"]), told["points"][0]["fields"])
+            best = file.with_name("best.toml")
+            same = {name: told[name] for name in ("fields", "seeds", "on")}
+            if same == {name: plan.described()[name] for name in same} and (
+                not best.is_file() or key(resolved_spec(read_spec(best))) == key(plan.chosen(point))
+            ):
+                return point
+        return None
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The runs that a part is made of, by method; those of a method whose fields are not yet found are a guess."""
 
-    part: Part
     specs: dict[str, list[Spec]]
     points: dict[str, Point]
     searches: dict[str, Plan]
@@ -74,7 +77,7 @@ def wanted(part: Part, shelf: Shelf, seeds: int | None = None) -> Wanted:
         if point is not None:
             points[method] = point
         specs[method] = part.specs(method, seeds, point)
-    return Wanted(part, specs, points, searches)
+    return Wanted(specs, points, searches)
 
 
 def left(specs: Iterable[Spec], shelf: Shelf) -> list[Spec]:
@@ -113,6 +116,11 @@ def missing_data(parts: list[Part]) -> list[str]:
     return lines
 
 
+def _name(plan: Plan) -> str:
+    """A search's folder without what tells it from others of the same data, model and algorithm."""
+    return plan.base.label.rpartition("-seed")[0]
+
+
 def _folders(path: Path) -> Iterable[RunFolder]:
     for file in sorted(path.glob("*/spec.toml")):
         yield RunFolder(file.parent)
@@ -120,5 +128,4 @@ def _folders(path: Path) -> Iterable[RunFolder]:
 
 def key(spec: Spec) -> str:
     """What tells experiments apart."""
-    experiment: Mapping[str, Any] = spec.experiment
-    return json.dumps(experiment, sort_keys=True)
+    return json.dumps(spec.experiment, sort_keys=True)
