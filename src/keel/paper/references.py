@@ -74,7 +74,14 @@ def counted(spec: Spec) -> list[str]:
     cohort = max(1, round(spec.participation.rate * len(sizes)))
     steps = fmean((spec.local.epochs or 1) * ceil(size / spec.local.batch) for size in sizes)
     times = spec.rounds * cohort / len(sizes)
-    return [f"{len(sizes):,}", str(cohort), str(held.classes), f"{sizes.mean():.0f}", f"{steps:.0f}", f"{times:,.3g}"]
+    return [
+        f"{len(sizes):,}",
+        str(cohort),
+        str(held.classes),
+        f"{sizes.mean():,.0f}",
+        f"{steps:.0f}",
+        f"{times:,.0f}" if times >= 10 else f"{times:.3g}",
+    ]
 
 
 def hyperparameters(item: Item, scale: Scale) -> Made:
@@ -124,7 +131,7 @@ def regression_panels(rounds: int) -> list[dict[str, Any]]:
             "form": "losses",
             "labels": list(regression.METHODS),
             "rows": [
-                {"method": method, "x": t, "mean": loss}
+                {"method": method, "x": t, "mean": float(f"{loss:.4g}")}
                 for method, losses in regression.losses(case, rounds).items()
                 for t, loss in enumerate(losses, start=1)
             ],

@@ -197,7 +197,7 @@ def fitted(sheet: Sheet, width: int) -> list[Sheet]:
         if groups[-1] and widths[0] + sum(widths[i] for i in groups[-1]) + wide > width:
             groups.append([])
         groups[-1].append(number)
-    pieces = []
+    pieces: list[Sheet] = []
     for group in groups:
         kept = [0, *group]
         places = {(row, kept.index(c)): place for (row, c), place in sheet.places.items() if c in kept}
