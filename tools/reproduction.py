@@ -10,7 +10,6 @@ import json
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from keel.paper.recipes import find, items
 from keel.paper.results import Result, Row, make
@@ -128,12 +127,12 @@ def _best(rows: list[Row], algorithms: tuple[str, ...]) -> Row | None:
 
 
 def _text(result: Result) -> str:
-    """JSON in which a row of a part is a line."""
-    parts: list[Any] = result.get("parts", [])
-    plain = {**result, "parts": [{**part, "rows": []} for part in parts]} if parts else result
-    text = json.dumps(plain, indent=1, ensure_ascii=False)
-    for part in parts:
-        rows = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in part["rows"])
+    """JSON in which a row of a part or a panel is a line."""
+    above = [name for name in ("parts", "panels") if name in result]
+    emptied = {name: [{**each, "rows": []} for each in result[name]] for name in above}
+    text = json.dumps({**result, **emptied}, indent=1, ensure_ascii=False)
+    for each in (each for name in above for each in result[name]):
+        rows = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in each["rows"])
         text = text.replace('"rows": []', f'"rows": [\n{rows}\n   ]', 1)
     return text + "\n"
 
