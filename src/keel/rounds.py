@@ -16,6 +16,7 @@ from torch import Tensor
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
 from keel.engines import Problem, RoundWork, cores, find_device, make_engine
+from keel.engines.cluster import Cluster, in_slot
 from keel.errors import KeelError
 from keel.memories import Memories, on_disk
 from keel.params import FlatModel
@@ -56,10 +57,15 @@ class Training:
         work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
         recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
         self.local_buffers = spec.model.buffers == "local"
-        self.device = find_device(spec.engine.device)
+        asked = workers or spec.engine.workers
+        cluster = None
+        if spec.engine.on_ray and not in_slot():
+            cluster = Cluster(spec.engine.address, spec.engine.gpus, asked or cores())
+        self.device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
         problem = Problem(task, recipe, self.local_buffers, spec.engine.compile, self.device)
-        self.workers = workers or spec.engine.workers or cores()
-        self.engine = make_engine(spec.engine.name, problem, self.workers)
+        room = cores() if cluster is None else cluster.slots()
+        self.workers = asked or room
+        self.engine = make_engine(spec.engine.name, problem, self.workers, cluster)
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()

@@ -17,7 +17,7 @@ from keel.errors import KeelError, unknown
 from keel.network import Network
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
-from keel.runs.spec import flatten
+from keel.runs.spec import engine_bits, flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
@@ -367,8 +367,7 @@ def alike(one: Method, other: Method) -> bool:
 def _same(folder: RunFolder) -> Table:
     """What the runs of one method share: all of the spec but the seed and what is no part."""
     table = {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
-    engine = {k: v for k, v in table["engine"].items() if k != "workers"}  # which do not change the bits
-    return {**table, "engine": engine}
+    return {**table, "engine": engine_bits(table["engine"])}
 
 
 def _task(folder: RunFolder) -> tuple[Any, ...]:

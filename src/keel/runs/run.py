@@ -147,7 +147,7 @@ def existing(spec: Spec, path: Path) -> RunFolder | None:
     if not path.exists():
         return None
     folder = RunFolder.open(path)
-    if folder.spec.experiment != spec.experiment:
+    if folder.spec.identity != spec.identity:
         raise KeelError(
             f"out: {str(path)!r} holds a run of another spec; accepted: another folder (--out), or none there"
         )

@@ -197,7 +197,7 @@ def _check(plan: Plan, path: Path) -> None:
 
 def _same_search(study: "Study", plan: Plan, path: Path) -> None:
     kept = {key: value for key, value in plan.described().items() if key not in ("points", "sampler")}
-    search = json.dumps({**kept, "spec": plan.base.experiment}, sort_keys=True)
+    search = json.dumps({**kept, "spec": plan.base.identity}, sort_keys=True)
     if study.user_attrs.setdefault("search", search) != search:
         raise KeelError(f"out: {str(path)!r} holds another search; accepted: another folder, or none there")
     study.set_user_attr("search", search)
