@@ -61,6 +61,10 @@ Target = Annotated[
 ]
 Interval = Annotated[bool, typer.Option("--interval", help="95 % confidence intervals instead of deviations.")]
 Cost = Annotated[bool, typer.Option("--cost", help="Also the cost to reach the target, by the paper's procedure.")]
+Engine = Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort, pool or ray.")]
+Address = Annotated[
+    str | None, typer.Option(help="engine.address: a Ray cluster, as auto or HOST:PORT; local starts one here.")
+]
 Form = Annotated[Format, typer.Option("--format", help="How the table is printed.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")]
 
@@ -111,7 +115,8 @@ def run(
     lr: Annotated[float | None, typer.Option(help="local.lr")] = None,
     rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
-    engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort or pool.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one below runs/.")] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -133,7 +138,7 @@ def run(
         "local": {"lr": lr},
         "participation": {"rate": rate},
         "seed": seed,
-        "engine": {"name": engine},
+        "engine": {"name": engine, "address": address},
     }
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
@@ -148,6 +153,7 @@ def run(
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    address: Address = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -161,7 +167,7 @@ def resume(
 
     spec = RunFolder.open(path).spec
     with watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
-        ended = resume_run(path, hooks=[lambda record, *_: watch(0, record)])
+        ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
 
@@ -178,6 +184,8 @@ def compare(
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
     rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
+    engine: Engine = None,
+    address: Address = None,
     target: Target = None,
     interval: Interval = False,
     cost: Cost = False,
@@ -201,6 +209,7 @@ def compare(
         "model": {"name": model},
         "rounds": rounds,
         "participation": {"rate": rate},
+        "engine": {"name": engine, "address": address},
     }
     table = override(_with_options(read_spec(spec) if spec else {}, options), set_ or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
@@ -239,6 +248,8 @@ def sweep(
     data: Annotated[str | None, typer.Option(help="data.name")] = None,
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder; else one below runs/.")] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -257,6 +268,7 @@ def sweep(
         "data": {"name": data},
         "model": {"name": model},
         "rounds": rounds,
+        "engine": {"name": engine, "address": address},
         "search": {
             "grid": grid,
             "method": method,

@@ -98,13 +98,15 @@ def resume(
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
     loss: Loss | None = None,
+    address: str | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
 
-    What was passed in Python when it began has to be passed again, and is checked to be the same.
+    What was passed in Python when it began has to be passed again, and is checked to be the same. With an `address`
+    it goes on there, on a Ray cluster.
     """
     folder = RunFolder.open(Path(path))
     table, known = folder.table, folder.environment
@@ -114,6 +116,10 @@ def resume(
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    if address is not None:
+        chosen |= {"address": address, "name": "cohort" if folder.engine == "cohort" else "ray"}
+    elif folder.engine in ("serial", "pool"):  # a run that a slot of a cluster began goes on without one
+        chosen |= {"address": None, "gpus": None}
     check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
