@@ -30,8 +30,10 @@ from keel.errors import KeelError
 
 AHEAD = 2
 """Orders that an actor has at a time: one that it works on and one that it goes on with."""
-WAITING = 64
-"""Results for each actor that may wait for an earlier one of the cohort; beyond it actors wait."""
+MOST, EACH = 8, 8
+"""Clients of one order at the most, and orders of an actor in a round at the least where an order has several."""
+WAITING = 2**30
+"""Bytes of results that may wait for an earlier one of the cohort; beyond it actors wait."""
 TRIES = 3
 """How often a group is lost with its actor, or an actor with its start, before the run is given up."""
 
@@ -173,17 +175,19 @@ class Ray:
 
     def _round(self, what: str, work: RoundWork) -> Iterator[list[Any]]:
         boxed = [self.cluster.ray.put((_arrays(work.received), work.ctx))]
-        orders = (
+        size = max(self.engine.group, min(MOST, len(work.cohort) // (EACH * self.count)))
+        orders = [
             (boxed, group.cohort, list(map(_arrays, group.memories)), list(map(_array_or_none, group.buffers)))
-            for group in work.groups(self.engine.group)
-        )
-        return self._done(what, list(orders))
+            for group in work.groups(size)
+        ]
+        return self._done(what, orders, WAITING // (size * _bytes(work.received, work.memories[0])))
 
-    def _done(self, what: str, orders: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def _done(self, what: str, orders: Sequence[tuple[Any, ...]], waiting: int = 0) -> Iterator[Any]:
         """Has the actors carry out each of the orders; the results, in their order.
 
         Orders begin in their order, each with the actor that has least to do. One whose actor is lost begins again.
         """
+        ahead = max(waiting, (AHEAD + 1) * self.count)
         todo, results = list(range(len(orders))), dict[int, Any]()
         under_way = dict[Any, tuple[int, Hand]]()
         lost = [0] * len(orders)
@@ -192,7 +196,7 @@ class Ray:
             for due in range(len(orders)):
                 while due not in results:
                     self._staff()
-                    while todo and todo[0] < due + WAITING * self.count and (hand := self._idle()):
+                    while todo and todo[0] < due + ahead and (hand := self._idle()):
                         number = heappop(todo)
                         under_way[getattr(hand.actor, what).remote(*orders[number])] = number, hand
                         hand.orders += 1
@@ -301,6 +305,10 @@ def _stored(array: np.ndarray, by_file: bool) -> np.ndarray | Stored:
 def _sent(result: ClientResult) -> tuple[Any, ...]:
     buffers = _array_or_none(result.buffers)
     return _arrays(result.message), _arrays(result.memory), result.steps, float(result.loss), buffers
+
+
+def _bytes(*messages: Message) -> int:
+    return sum(tensor.numel() * tensor.element_size() for message in messages for tensor in message.values())
 
 
 def _arrays(tensors: Message) -> Arrays:

@@ -100,28 +100,38 @@ class Slots:
 
 @contextmanager
 def slots(cluster: Cluster, place: Path) -> Iterator[tuple[Slots, Listener]]:
-    """Room for runs below `place`."""
-    ray = cluster.ray
+    """Room for runs below `place`. If anything fails each finishes its round and saves."""
     cluster.slots()
+    ray = cluster.ray
+    try:
+        with _marked(place) as mark:
+            board = ray.remote(num_cpus=0)(Board).remote()
+            room = Slots(cluster, board, mark)
+            try:
+                yield room, Listener(board)
+            except BaseException:
+                room.stop()
+                raise
+    except KeyboardInterrupt:
+        raise Stopped from None
+    except ray.exceptions.RayTaskError as error:
+        raise KeelError(str(error.cause)) if isinstance(error.cause, KeelError) else RuntimeError(error) from None
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray: {one_line(error)}; the same command goes on where it was") from None
+    finally:
+        cluster.leave()
+
+
+@contextmanager
+def _marked(place: Path) -> Iterator[Path]:
+    """A file in the folder of the runs, by which a node sees that it is the same folder there."""
     place.mkdir(parents=True, exist_ok=True)
     mark = place.absolute() / f".{uuid4().hex}"
     mark.touch()
-    board = ray.remote(num_cpus=0)(Board).remote()
-    room = Slots(cluster, board, mark)
     try:
-        yield room, Listener(board)
-    except BaseException as error:
-        room.stop()
-        if isinstance(error, KeyboardInterrupt):
-            raise Stopped from None
-        if isinstance(error, ray.exceptions.RayTaskError):
-            raise KeelError(str(error.cause)) if isinstance(error.cause, KeelError) else RuntimeError(error) from None
-        if isinstance(error, ray.exceptions.RayError):
-            raise OSError(f"Ray: {one_line(error)}; the same command goes on where it was") from None
-        raise
+        yield mark
     finally:
         mark.unlink(missing_ok=True)
-        cluster.leave()
 
 
 def _in_slot(
