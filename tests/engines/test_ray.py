@@ -1,8 +1,12 @@
 """The engine `ray` on a Ray that the tests share; how Ray is started and joined is in test_cluster.py."""
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,12 @@ from keel.engines.ray import Hand, Parcel, Ray, Stored
 from keel.rounds import Position, Record, Training
 from keel.runs.spec import make_spec
 from keel.task import make_task
-from tests.conftest import small_network, uneven_data, uneven_training
+from tests.conftest import Called, small_network, uneven_data, uneven_training
 from tests.contract.own import Lookahead
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 ACTORS = 3
+Command = Callable[..., Called]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +86,7 @@ def assert_same(one: Ended, other: Ended) -> None:
         assert all(torch.equal(memory[name], value) for name, value in other[0].memories[client].items())
 
 
-def training_of(module: nn.Module, engine: str, data: Any = None, **tables: Any) -> Training:
+def training_of(module: nn.Module, name: str, data: Any = None, **tables: Any) -> Training:
     spec = make_spec(
         {
             "rounds": 3,
@@ -89,7 +94,7 @@ def training_of(module: nn.Module, engine: str, data: Any = None, **tables: Any)
             "participation": {"rate": 1.0},
             "data": {"name": "custom"},
             "model": {"name": "custom"},
-            "engine": {"name": engine, "workers": 2},
+            "engine": {"name": name, "workers": 2},
             **tables,
         }
     )
@@ -312,3 +317,87 @@ def test_actors_may_wait_for_an_earlier_result(lent: Lent, monkeypatch: pytest.M
     training = training_of(small_network(), "ray")
     lent.to(training)
     assert_same(ended(training), ended(training_of(small_network(), "serial")))
+
+
+def test_ctrl_c_saves_and_ends_ray_and_resume_goes_on_to_the_same_bits(
+    there: None, keel: Command, tmp_path: Path
+) -> None:
+    run = ["run", "--engine", "ray", "--rounds", "40", "--set", "engine.workers=2"]
+    lines = tmp_path / "ray" / "metrics.jsonl"
+    # a second Ray of the same machine does not get in its way
+    command = [sys.executable, "-m", "keel", *run, "--out", "ray"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    ) as process:
+        until = time.monotonic() + 90
+        while time.monotonic() < until and not (lines.exists() and lines.read_text().count("\n") > 1):
+            time.sleep(0.005)
+        children = _below(process.pid)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert out.startswith("interrupted after ")
+    for line in errors.splitlines():  # progress and the way to go on, and nothing of Ray's
+        assert line.startswith(("Takes up to", "GHBM: ", "stopped; go on with: keel resume")), line
+    assert len(children) > 2
+    until = time.monotonic() + 30
+    while any(map(_alive, children)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(_alive, children))
+    resumed = keel("resume", "ray", "--quiet")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert keel(*run, "--set", "engine.name=serial", "--out", "serial", "--quiet").code == 0
+    assert lines.read_text() == (tmp_path / "serial" / "metrics.jsonl").read_text()
+    assert _bits(tmp_path / "ray") == _bits(tmp_path / "serial")
+
+
+def test_a_comparison_has_a_run_in_each_slot(there: None, keel: Command, tmp_path: Path) -> None:
+    common = ["compare", "--methods", "fedavg,fedhbm", "--seeds", "1", "--rounds", "4", "--json"]
+    ran = keel(*common, "--engine", "ray", "--out", "there")
+    assert ran.code == 0, ran.err
+    assert all(line.startswith(("FedAvg: ", "FedHBM: ")) for line in ran.err.splitlines())
+    assert (here := keel(*common, "--engine", "serial", "--out", "here", "--quiet")).code == 0, here.err
+    names = sorted(path.name for path in (tmp_path / "there").iterdir())
+    assert names == ["digits-mlp-fedavg-seed0", "digits-mlp-fedhbm-seed0", "report.html"]
+    for name in names[:2]:
+        assert _bits(tmp_path / "there" / name) == _bits(tmp_path / "here" / name)
+    again = keel(*common, "--engine", "serial", "--out", "there", "--quiet")  # they are the same runs
+    assert again.code == 0, again.err
+
+
+def test_a_sweep_searches_on_the_cluster(there: None, keel: Command, tmp_path: Path) -> None:
+    swept = keel(
+        *("sweep", "--rounds", "3", "--over", "local.lr=0.1,0.5", "--engine", "ray", "--out", "swept", "--json"),
+        *("--method", "optuna", "--points", "2"),
+    )
+    assert swept.code == 0, swept.err
+    assert {row["status"] for row in json.loads(swept.out)["points"]} == {"finished"}
+
+
+def test_a_mistake_in_a_slot_is_one_line(there: None, keel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.runs.slots.Path.touch", lambda self: None)  # as on a node that has another disk
+    called = keel("compare", "--methods", "fedavg", "--seeds", "1", "--rounds", "2", "--engine", "ray", "--quiet")
+    assert called.code == 2
+    assert called.err.startswith("keel: --out: ")
+    assert called.err.endswith("accepted: a folder that every node reaches\n")
+    assert called.err.count("\n") == 1
+
+
+def _bits(path: Path) -> str:
+    return json.loads((path / "summary.json").read_text())["model_sha256"]
+
+
+def _below(pid: int) -> list[int]:
+    """All processes that a process began, and those that these began."""
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return children + [below for child in children for below in _below(child)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from weakref import WeakSet
 
 from keel.errors import KeelError
 
@@ -21,7 +22,7 @@ SILENT = {
 }
 REACHED_WITHIN = 10.0
 """Seconds for the first answer of a cluster: Ray itself would try for minutes."""
-_started: set["Cluster"] = set()
+_started: "WeakSet[Cluster]" = WeakSet()
 """Those who use a Ray that was begun here; the last one ends it."""
 
 
@@ -73,6 +74,14 @@ class Cluster:
                 raise KeelError(f"engine.gpus: {self.gpus:g}, but the cluster has {gpus:g}; accepted: what a node has")
             raise KeelError(f"engine.address: the cluster at {self.address!r} has no core to give; accepted: another")
         return found
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What goes wrong with Ray itself, in one line."""
+        try:
+            yield
+        except self.ray.exceptions.RayError as error:
+            raise OSError(f"Ray: {one_line(error)}") from error
 
     def leave(self) -> None:
         """Ends what was begun here, if nobody else uses it."""

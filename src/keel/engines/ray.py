@@ -154,18 +154,21 @@ class Ray:
         self.failed_starts = 0
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
-        for results in self._round("probe", work):
-            yield from map(_tensors, results)
+        with self.cluster.telling():
+            for results in self._round("probe", work):
+                yield from map(_tensors, results)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        for results in self._round("train", work):
-            for message, memory, steps, loss, buffers in results:
-                yield ClientResult(_tensors(message), _tensors(memory), steps, torch.tensor(loss), _tensor(buffers))
+        with self.cluster.telling():
+            for results in self._round("train", work):
+                for message, memory, steps, loss, buffers in results:
+                    yield ClientResult(_tensors(message), _tensors(memory), steps, torch.tensor(loss), _tensor(buffers))
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
-        boxed = [self.cluster.ray.put((_array(theta), None if buffers is None else _array(buffers)))]
-        parts: list[tuple[Any, ...]] = [(boxed, part) for part in range(len(self.evaluator.parts))]
-        return map(torch.from_numpy, map(np.copy, self._done("measure", parts)))
+        with self.cluster.telling():
+            boxed = [self.cluster.ray.put((_array(theta), _array_or_none(buffers)))]
+            for measured in self._done("measure", [(boxed, part) for part in range(len(self.evaluator.parts))]):
+                yield torch.tensor(measured)
 
     def close(self) -> None:
         """Ends the actors, and Ray where it was started for them; they start again when they are needed."""
