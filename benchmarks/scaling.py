@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -48,16 +49,38 @@ def training(engine: dict[str, Any], module: nn.Module, data: FederatedData, coh
     return Training(spec, make_task(spec, module=module, data=data))
 
 
-def seconds_of(run: Training, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round, and this process's own share of them; without the first, in which workers start."""
-    took, own = [], [time.process_time()]
+def costs_of(run: Training, rounds: int) -> dict[str, float]:
+    """Of a round: seconds, and processor seconds of all processes and of the driver's own.
+
+    Without the first round, in which workers start. Processor seconds count even where the machine is not ours alone.
+    """
+    took, busy, own = [], [], []
 
     def note(record: Any, position: Any, seconds: float) -> None:
         took.append(seconds)
+        busy.append(processor_seconds())
         own.append(time.process_time())
 
     run.run(run.start(), [note], lambda: len(took) > rounds)
-    return took[1:], np.diff(own)[1:].tolist()
+    each = {"processor": (busy[-1] - busy[0]) / rounds, "driver": (own[-1] - own[0]) / rounds}
+    return {"seconds": median(took[1:]), **each}
+
+
+def processor_seconds() -> float:
+    """Of this process and all below it."""
+    family, spent = {os.getpid()}, dict[int, float]()
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(spent[process] for process in family)
 
 
 def lenet(name: str, workers: int) -> dict[str, Any]:
@@ -67,8 +90,7 @@ def lenet(name: str, workers: int) -> dict[str, Any]:
     )
     if name == "pool" and workers == 1:  # else it would be `serial`, whose allocator is not tuned
         run.engine = Pool(Serial(Problem(run.task, run.engine.recipe)), 1)  # type: ignore[attr-defined]
-    took, own = seconds_of(run, ROUNDS)
-    return {"engine": name, "workers": workers, "seconds": median(took), "driver": median(own)}
+    return {"engine": name, "workers": workers, **costs_of(run, ROUNDS)}
 
 
 def idle_data(clients: int, inputs: int = 10) -> FederatedData:
@@ -85,12 +107,14 @@ def driver(width: int) -> dict[str, Any]:
     for cohort in (80, 400):
         module = nn.Sequential(nn.Linear(10, width, bias=False), nn.AvgPool1d(width // 2))
         run = training({"name": "ray", "workers": 1}, module, idle_data(400), cohort, steps=1, batch=1)
-        took, own = seconds_of(run, 5)
-        costs.append((median(took), median(own)))
-    (few, few_own), (many, many_own) = costs
-    each, each_own = (many - few) / 320, (many_own - few_own) / 320
-    per_round = {"round": few - 80 * each, "round_of_the_driver": few_own - 80 * each_own}
-    return {"parameters": run.parameters, "client": each, "client_of_the_driver": each_own, **per_round}
+        costs.append(costs_of(run, 5))
+    few, many = costs
+    client = {what: (many[what] - few[what]) / 320 for what in few}
+    return {
+        "parameters": run.parameters,
+        "client": client,
+        "round": {what: few[what] - 80 * client[what] for what in few},
+    }
 
 
 def choosing(clients: int) -> dict[str, Any]:
