@@ -30,7 +30,7 @@ from keel.runs.spec import make_spec
 from keel.task import make_task
 
 ROUNDS = 2
-WIDTHS = {"5 k parameters": 500, "50 k": 5_000, "800 k": 80_000, "5 M": 500_000}
+WIDTHS = {"5 k parameters": 500, "50 k": 5_000, "800 k": 80_000}
 
 
 def training(engine: dict[str, Any], module: nn.Module, data: FederatedData, cohort: int, **local: Any) -> Training:

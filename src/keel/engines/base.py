@@ -31,8 +31,11 @@ class RoundWork:
     def groups(self, size: int) -> Iterator["RoundWork"]:
         """The round of so many clients after the other."""
         for first in range(0, len(self.cohort), size):
-            some = slice(first, first + size)
-            yield replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
+            yield self.part(first, first + size)
+
+    def part(self, first: int, end: int) -> "RoundWork":
+        some = slice(first, end)
+        return replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
 
 
 @dataclass(frozen=True)

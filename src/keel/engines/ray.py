@@ -30,8 +30,8 @@ from keel.errors import KeelError
 
 AHEAD = 2
 """Orders that an actor has at a time: one that it works on and one that it goes on with."""
-MOST, EACH = 8, 8
-"""Clients of one order at the most, and orders of an actor in a round at the least where an order has several."""
+MOST, EACH = 8, 4
+"""Clients of one order at the most, and orders of each actor that are left at the least where an order has several."""
 WAITING = 2**30
 """Bytes of results that may wait for an earlier one of the cohort; beyond it actors wait."""
 TRIES = 3
@@ -178,12 +178,19 @@ class Ray:
 
     def _round(self, what: str, work: RoundWork) -> Iterator[list[Any]]:
         boxed = [self.cluster.ray.put((_arrays(work.received), work.ctx))]
-        size = max(self.engine.group, min(MOST, len(work.cohort) // (EACH * self.count)))
         orders = [
-            (boxed, group.cohort, list(map(_arrays, group.memories)), list(map(_array_or_none, group.buffers)))
-            for group in work.groups(size)
+            (boxed, part.cohort, list(map(_arrays, part.memories)), list(map(_array_or_none, part.buffers)))
+            for part in self._parts(work)
         ]
-        return self._done(what, orders, WAITING // (size * _bytes(work.received, work.memories[0])))
+        return self._done(what, orders, WAITING // (len(orders[0][1]) * _bytes(work.received, work.memories[0])))
+
+    def _parts(self, work: RoundWork) -> Iterator[RoundWork]:
+        """The cohort in orders: several clients while many are left, one each in the end, so that no core waits."""
+        first, clients = 0, len(work.cohort)
+        while first < clients:
+            size = max(self.engine.group, min(MOST, (clients - first) // (EACH * self.count)))
+            yield work.part(first, first + size)
+            first += size
 
     def _done(self, what: str, orders: Sequence[tuple[Any, ...]], waiting: int = 0) -> Iterator[Any]:
         """Has the actors carry out each of the orders; the results, in their order.
