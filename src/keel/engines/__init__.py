@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import nn
 
-from keel.engines.base import CPU, Engine, Problem, RoundWork
+from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
 from keel.engines.batched import is_chain
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
@@ -92,4 +92,4 @@ def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Engine", "Problem", "RoundWork", "at_once", "choose", "cores", "find_device", "make_engine"]
+__all__ = ["Absent", "Engine", "Problem", "RoundWork", "at_once", "choose", "cores", "find_device", "make_engine"]

@@ -34,6 +34,19 @@ class RoundWork:
             some = slice(first, first + size)
             yield replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
 
+    def of(self, rows: list[int], ctx: Context) -> "RoundWork":
+        """The round of some of the clients, by their place in the cohort."""
+        memories, buffers = [self.memories[row] for row in rows], [self.buffers[row] for row in rows]
+        return replace(self, cohort=self.cohort[rows], memories=memories, buffers=buffers, ctx=ctx)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """In the place of a client's answer: why it is not there or not used, and the bytes that came all the same."""
+
+    reason: str
+    bytes: int = 0
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -49,12 +62,14 @@ class Problem:
 
 class Engine(Protocol):
     name: str
+    remote: bool
+    """Whether the clients are elsewhere, where some may be absent. What clients do on this machine is certain."""
     evaluator: Evaluator
 
-    def probe(self, work: RoundWork) -> Iterator[Message]:
+    def probe(self, work: RoundWork) -> Iterator[Message | Absent]:
         """The clients' messages of the first phase, for algorithms that have one, in the order of the cohort."""
 
-    def train(self, work: RoundWork) -> Iterator[ClientResult]:
+    def train(self, work: RoundWork) -> Iterator[ClientResult | Absent]:
         """The clients' results, in the order of the cohort, each as soon as it is needed."""
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
@@ -68,6 +83,7 @@ class InProcess:
     """Computes in this process, on one device. A worker of a pool is given a `group` of clients at a time."""
 
     group = 1
+    remote = False
 
     def __init__(self, problem: Problem):
         self.device, task = problem.device, problem.task

@@ -71,6 +71,8 @@ class Worker:
 
 
 class Pool:
+    remote = False
+
     def __init__(self, engine: Serial | Cohort, workers: int):
         self.engine, self.count, self.evaluator = engine, workers, engine.evaluator
         self.name = "pool" if isinstance(engine, Serial) else engine.name
