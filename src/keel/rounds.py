@@ -60,9 +60,7 @@ class Training:
     ):
         """`engine` makes another one than the spec names: one whose clients are elsewhere."""
         self.spec, self.task = spec, task
-        local = spec.local
-        work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
-        recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
+        recipe = make_recipe(spec, task)
         self.local_buffers = spec.model.buffers == "local"
         self.device = find_device(spec.engine.device)
         problem = Problem(task, recipe, self.local_buffers, spec.engine.compile, self.device)
@@ -172,7 +170,7 @@ class Training:
             record |= _drift(distances, work.received.get("m", server.get("m")), before - theta)
         if self._due(t):
             quality = self.engine.evaluator.quality(self.engine.measure(theta, position.buffers))
-            if not isfinite(quality["test_loss"]):
+            if not isfinite(quality.get("test_loss", 0.0)):  # sites that test may all be away
                 return {**record, "diverged": True}
             record.update(quality)
         return record
@@ -235,6 +233,12 @@ class Training:
 
     def _due(self, t: int) -> bool:
         return self.spec.evaluation.due(t, self.spec.rounds)
+
+
+def make_recipe(spec: Spec, task: Task) -> Recipe:
+    local = spec.local
+    work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
+    return Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
 
 
 def make_sampler(spec: Spec, task: Task) -> Sampler:

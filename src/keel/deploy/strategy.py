@@ -1,0 +1,3 @@
+"""placeholder"""
+
+KeelStrategy = LocalSGD = keel_mod = None
