@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from keel.deploy.cli import app as deploy_app
 from keel.errors import KeelError, Stopped, unknown
 
 if TYPE_CHECKING:
@@ -340,15 +341,16 @@ def algorithms(as_json: AsJson = False) -> None:
     from keel.terminal import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "paper", "keeps memory", "down", "up", "cost"):
+    for name in ("name", "paper", "keeps memory", "mean suffices", "down", "up", "cost"):
         table.add_column(name, justify="right" if name in ("down", "up", "cost") else "left", no_wrap=True)
     for row in rows:
-        memory = "yes" if row["stateful"] else "no"
+        properties = ["yes" if row[key] else "no" for key in ("stateful", "mean_suffices")]
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
-        table.add_row(row["name"], row["paper"], memory, *traffic)
+        table.add_row(row["name"], row["paper"], *properties, *traffic)
     console.print(table)
 
 
+app.add_typer(deploy_app, name="deploy")
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, fetch and look at data sets.")
 app.add_typer(data_app, name="data")
 

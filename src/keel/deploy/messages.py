@@ -63,7 +63,7 @@ def _tensor(name: str, array: Array, shape: list[int], kind: str) -> Tensor:
     dtype = getattr(torch, kind)
     if len(array.data) != prod(shape) * dtype.itemsize:
         raise Broken(f"{name} has {len(array.data)} bytes, which is not its shape's")
-    # cloned: how a tensor lies in memory changes the bits of what is computed from it, and a message's bytes lie anywhere
+    # cloned: how a tensor lies in memory changes the bits of what is computed from it, and a message lies anywhere
     return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
 
 
