@@ -31,7 +31,7 @@ from keel.errors import KeelError
 from keel.evaluation import Evaluator
 from keel.memories import Form, form_of
 from keel.params import FlatModel, Loss, state_fingerprint
-from keel.rounds import BUFFERS, Position, Record, Training
+from keel.rounds import BUFFERS, Position, Record, Training, size_in_bytes
 from keel.runs.folder import RunFolder, write_whole
 from keel.runs.run import Run, check_same, create, existing, go, result
 from keel.runs.spec import Spec
@@ -132,8 +132,8 @@ class FlowerEngine:
     def __init__(self, problem: Problem, spec: Spec, sites: Sites, test_here: bool):
         self.spec, self.sites = spec, sites
         task = problem.task
-        self.evaluator = (Evaluator if test_here else OnSites)(task, problem.local_buffers)
-        self.test_here, self.averages = test_here, bool(task.moving) and not problem.local_buffers
+        self.evaluator = Evaluator(task, problem.local_buffers) if test_here else OnSites(task, problem.local_buffers)
+        self.averages = bool(task.moving) and not problem.local_buffers
         model = FlatModel(task.module, task.moving)
         theta = torch.zeros_like(model.weights)
         _, up = messages_of(spec.algorithm, theta)
@@ -173,12 +173,13 @@ class FlowerEngine:
         return iter(self._answers("train", work, sent, read, tell).values())
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
-        if self.test_here:
+        if not isinstance(self.evaluator, OnSites):
             self.evaluator.look_at(theta, buffers)
             yield from map(self.evaluator.measure, range(len(self.evaluator.parts)))
             return
         sent = {"theta": theta} | ({BUFFERS: buffers} if self.averages and buffers is not None else {})
         everyone = range(self.sites.federation.sites)
+        self.evaluator.sent = len(everyone) * size_in_bytes(sent)
         answers = self.sites.ask("evaluate", 0, {site: {} for site in everyone}, dict.fromkeys(everyone, sent))
         for site, answer in answers.items():
             try:
@@ -261,12 +262,16 @@ class FlowerEngine:
 class OnSites(Evaluator):
     """Evaluates from what the sites measured on their own test examples, each by how many it has."""
 
+    sent = 0
+    """Bytes that went down to the sites for it."""
+
     def quality(self, measured: Iterable[Tensor]) -> dict[str, Any]:
         parts = list(measured)
         loss, right, counted, tested = sum(parts, torch.zeros(4, dtype=torch.float64)).tolist()
         if not tested:
             return {}
-        return {"test_loss": loss / tested, **({"accuracy": right / counted} if counted else {})}
+        accuracy = {"accuracy": right / counted} if counted else {}
+        return {"test_loss": loss / tested, **accuracy, "bytes_evaluation": self.sent}
 
 
 def _measured(answer: RecordDict | Absent, training: str) -> Tensor:
