@@ -1,0 +1,271 @@
+"""A SuperLink and three SuperNodes on this machine, with TLS and keys, as `keel deploy new` sets them up."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from flwr.app import Message
+
+from keel.deploy.check import OneProcess
+from keel.deploy.credentials import make_certificates, make_node_key
+from keel.deploy.new import new_federation
+from keel.deploy.server import run_federation
+from keel.deploy.settings import read_settings
+from keel.deploy.site import client_app
+from keel.runs.folder import RunFolder
+from tests.deploy import federated_app
+from tests.deploy.conftest import CONFIG, serial
+
+BIN = Path(sys.executable).parent
+PATIENCE = 400
+SITES = 3
+ROUNDS = {"fedhbm": 3, "scaffold": 2, "mimemom": 2, "ghbm": 3}
+SETTINGS = {"ghbm": {"algorithm.tau": 1}}
+"""So that GHBM has a momentum from the second round on."""
+
+
+class Federation:
+    """The processes of a federation, each the first of its own group."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.runs = folder, folder / "runs"
+        self.port, *self.node_ports = _free_ports(1 + SITES)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "FLWR_HOME": str(folder / ".flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+            "HOST": "127.0.0.1",
+            "PORT": str(self.port),
+        }
+
+    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*map(str, command)],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def start_server(self) -> None:
+        self.start("server", "./start_server.sh")
+        self.until(lambda: _answers(self.port), "the server answers")
+
+    def start_node(self, site: int, *more: str, key: Path | None = None, ca: Path | None = None, name: str = "") -> Any:
+        settings = f'site={site} memory="{self.folder}/memory/site-{site}" spoil="{self.folder}/spoil-{site}"'
+        return self.start(
+            name or f"site-{site}",
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self.port}", "--port", str(self.node_ports[site])),
+            *("--root-certificates", ca or self.folder / "certificates" / "ca.crt"),
+            *("--auth-supernode-private-key", key or self.folder / "keys" / f"site-{site}"),
+            *("--node-config", settings, *more),
+        )
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        _kill_family(process.pid)
+        process.wait()
+
+    def flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            ["flwr", *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, **config: Any) -> None:
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        self.flwr("run", ".", "federation", *(["-c", settings] if settings else []))
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        return RunFolder(self.runs / name).records() if (self.runs / name / "metrics.jsonl").exists() else []
+
+    def ended(self, name: str) -> bool:
+        return (self.runs / name / "model.safetensors").exists()
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        limit = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < limit, f"{what}: not in {PATIENCE} s\n{self.logs()}"
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        return "\n".join(f"{file.name}:\n{file.read_text()[-4000:]}" for file in self.folder.glob("*.log"))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("federation") / "three-sites"
+    new_federation(folder, SITES, "fedhbm")
+    package = folder / "three_sites"
+    shutil.copy(federated_app.__file__, package / "task.py")
+    (package / "server.py").write_text("from three_sites.task import server\n\napp = server\n")
+    (package / "client.py").write_text("from three_sites.task import client\n\napp = client\n")
+    there = Federation(folder)
+    configured = (folder / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config(there.runs).items()]
+    (folder / "pyproject.toml").write_text(configured + "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n")
+    connection = folder / ".flwr" / "config.toml"
+    connection.write_text(connection.read_text().replace("8000", str(there.port)))
+    make_certificates(folder / "certificates", ["127.0.0.1"])
+    try:
+        there.start_server()
+        for site in range(SITES):
+            public = make_node_key(folder / "keys" / f"site-{site}")
+            there.flwr("supernode", "register", str(public), "federation")
+            there.start_node(site)
+        yield there
+    finally:
+        there.stop()
+
+
+def config(runs: Path) -> dict[str, Any]:
+    own = {"methods": ",".join(ROUNDS), "federation.out": str(runs), "federation.timeout": 120, "federation.wait": 600}
+    return {**CONFIG, **own, "algorithm.tau": 1, "evaluation.every": 100, "evaluation.last": 1, "seed": 3}
+
+
+def test_four_methods_have_the_bits_of_serial_though_a_node_and_the_server_are_killed(
+    federation: Federation, tmp_path: Path
+) -> None:
+    expected = {}
+    for name, rounds in ROUNDS.items():
+        settings = {"algorithm.name": name, "rounds": rounds, **SETTINGS.get(name, {})}
+        settings |= {"evaluation.every": 100, "evaluation.last": 1, "seed": 3}
+        expected[name] = serial(tmp_path / name, **settings)
+    cohorts = [set(record["cohort"]) for record in expected["fedhbm"].records]
+    (idle,) = set(range(SITES)) - cohorts[1]
+    assert idle in cohorts[0] & cohorts[2], "another seed: one site takes part in rounds 1 and 3 and not in 2"
+    federation.run()
+    federation.until(lambda: len(federation.records("fedhbm")) == 1, "a round")
+    federation.kill(f"site-{idle}")  # between its rounds: it comes back, and finds its memory
+    federation.start_node(idle)
+    federation.until(lambda: len(federation.records("ghbm")) == 1, "the first round of the last method")
+    federation.kill("server")  # in the middle of the second; its nodes and its state are in the database
+    federation.start_server()
+    federation.run()
+    federation.until(lambda: federation.ended("ghbm"), "the end of the run that was gone on with")
+    for name, run in expected.items():
+        folder = RunFolder(federation.runs / name)
+        assert folder.records() == run.records, name
+        assert (folder.summary or {})["model_sha256"] == run.summary["model_sha256"], name
+    assert "lost its memory" not in federation.logs()
+    assert list((federation.folder / "memory" / f"site-{idle}").glob("*/memory-3.safetensors"))
+
+
+def test_a_node_killed_in_a_round_and_one_that_sends_nan_are_set_aside(federation: Federation, tmp_path: Path) -> None:
+    spoiled = federation.folder / "spoil-2"
+    spoiled.touch()
+    settings: dict[str, Any] = {"methods": "fedhbm", "federation.out": str(federation.runs / "hurt"), "rounds": 3}
+    settings |= {"participation.rate": 1.0, "federation.timeout": 45}
+    federation.run(**settings)
+    federation.until(lambda: len(federation.records("hurt/fedhbm")) == 1, "a round")
+    before = federation.log("site-1").count("Received successfully")
+    federation.until(lambda: federation.log("site-1").count("Received successfully") > before, "the next message")
+    federation.kill("site-1")
+    federation.start_node(1)
+    federation.until(lambda: federation.ended("hurt/fedhbm"), "the end")
+    spoiled.unlink()
+    records = federation.records("hurt/fedhbm")
+    aside = [record.get("set_aside", {}) for record in records]
+    assert "1" in aside[1]
+    assert all("delta is not finite" in one["2"] or "late" in one["2"] for one in aside)
+    assert any("delta is not finite" in one["2"] for one in aside)
+    assert "1" in {str(site) for site in records[2]["cohort"]} | set(aside[2])
+    assert (federation.folder / "memory" / "site-1").is_dir()
+    assert _replayed(federation, tmp_path, settings, aside).summary == {
+        **(RunFolder(federation.runs / "hurt/fedhbm").summary or {}),
+        "seconds": pytest.approx(0, abs=1e9),
+    }
+
+
+def test_unknown_keys_and_wrong_authorities_are_refused(federation: Federation, tmp_path: Path) -> None:
+    make_node_key(tmp_path / "stranger")
+    stranger = federation.start_node(0, "--max-retries", "1", key=tmp_path / "stranger", name="stranger")
+    federation.node_ports[1], mine = _free_ports(1)[0], federation.node_ports[1]
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
+    misled = federation.start_node(1, "--max-retries", "1", ca=tmp_path / "other" / "ca.crt", name="misled")
+    federation.node_ports[1] = mine
+    federation.until(lambda: None not in (stranger.poll(), misled.poll()), "both give up")
+    assert stranger.returncode != 0
+    assert misled.returncode != 0
+    assert "No SuperNode found with the given public key" in federation.log("server")
+    assert "certificate" in federation.log("misled").lower()
+
+
+def _replayed(federation: Federation, tmp_path: Path, settings: dict[str, Any], aside: list[dict[str, str]]) -> Any:
+    """The same training in one process, in which the same sites are silent in the same rounds."""
+
+    def post(node: int, reply: Message) -> Message | None:
+        round = int(reply.metadata.group_id)
+        silent = reply.metadata.message_type == "train" and str(node - 1) in aside[round - 1]
+        return None if silent else reply
+
+    table = {**config(tmp_path), **settings, "algorithm.name": "fedhbm", "federation.out": str(tmp_path / "replayed")}
+    for name in "methods", "algorithm.tau":
+        del table[name]
+    spec, known = read_settings({**table, "federation.timeout": 0.1, "federation.wait": 1})
+    nodes = [{"site": site, "memory": str(tmp_path / f"site-{site}")} for site in range(SITES)]
+    app = client_app(federated_app.model, federated_app.site_data)
+    return run_federation(OneProcess(app, nodes, post), spec, known, federated_app.model, federated_app.test)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _kill_family(parent: int) -> None:
+    """The process and those that it started, and those that they did: Flower's are in groups of their own."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listed.splitlines():
+        pid, ppid = map(int, line.split())
+        children.setdefault(ppid, []).append(pid)
+    family, new = [parent], [parent]
+    while new:
+        new = [child for pid in new for child in children.get(pid, [])]
+        family += new
+    for pid in family:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended by itself
+            continue
