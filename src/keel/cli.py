@@ -341,13 +341,14 @@ def algorithms(as_json: AsJson = False) -> None:
     from keel.terminal import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "paper", "keeps memory", "mean suffices", "down", "up", "cost"):
+    for name in ("name", "paper", "memory", "mean", "down", "up", "cost"):
         table.add_column(name, justify="right" if name in ("down", "up", "cost") else "left", no_wrap=True)
     for row in rows:
         properties = ["yes" if row[key] else "no" for key in ("stateful", "mean_suffices")]
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
         table.add_row(row["name"], row["paper"], *properties, *traffic)
     console.print(table)
+    console.print("\nmemory: clients keep something between rounds. mean: of the reports the server needs no more.")
 
 
 app.add_typer(deploy_app, name="deploy")
