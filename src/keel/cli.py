@@ -348,7 +348,7 @@ def algorithms(as_json: AsJson = False) -> None:
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
         table.add_row(row["name"], row["paper"], *properties, *traffic)
     console.print(table)
-    console.print("\nmemory: clients keep something between rounds. mean: of the reports the server needs no more.")
+    console.print("\nmemory: kept by clients between rounds. mean: all the server needs of reports.")
 
 
 app.add_typer(deploy_app, name="deploy")

@@ -56,6 +56,16 @@ def test_every_command_of_the_generated_readme_is_there(keel: Keel, tmp_path: Pa
     assert "fedhbm" in text
 
 
+def test_the_scripts_ask_for_tls_and_keys(keel: Keel, tmp_path: Path) -> None:
+    keel("deploy", "new", "guarded")
+    scripts = {path.name: path.read_text() for path in (tmp_path / "guarded").glob("*.sh")}
+    assert "--ssl-certfile" in scripts["start_server.sh"]
+    assert "--enable-supernode-auth" in scripts["start_server.sh"]
+    assert "--root-certificates" in scripts["start_site.sh"]
+    assert "--auth-supernode-private-key" in scripts["start_site.sh"]
+    assert not any("insecure" in script for script in scripts.values())
+
+
 def test_an_app_that_fails_on_a_site_is_said_to(keel: Keel, tmp_path: Path) -> None:
     keel("deploy", "new", "broken-site")
     task = tmp_path / "broken-site/broken_site/task.py"

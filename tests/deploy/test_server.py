@@ -301,6 +301,22 @@ def test_two_nodes_cannot_be_the_same_site(federation: InOneProcess, caplog: pyt
     assert "calls itself site 1, which another node is" in caplog.text
 
 
+def test_a_site_whose_node_has_become_another_is_found_again(federation: InOneProcess, tmp_path: Path) -> None:
+    """As without keys, where a restarted node has a new number: the old one is still there for a while."""
+
+    def restart(node: int, reply: Message) -> Message:
+        nodes = federation.grid.nodes
+        if node == 3 and reply.metadata.group_id == "1":
+            nodes[9] = dict(nodes[3])
+        if reply.metadata.group_id == "2":
+            nodes.pop(3, None)
+        return reply
+
+    run = federation(restart, algorithm__name="fedhbm", participation__rate=1.0)
+    whole = serial(tmp_path / "serial", algorithm__name="fedhbm", participation__rate=1.0)
+    assert run.summary["model_sha256"] == whole.summary["model_sha256"]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -29,6 +29,7 @@ class Sites:
         self.grid, self.federation, self.asked = grid, federation, dict(asked)
         self.nodes: dict[int, int] = {}
         self.refused: set[int] = set()
+        self.online: set[int] = set()
         self.described: dict[int, Description] = {}
 
     def wait_for_all(self) -> list[Description]:
@@ -50,8 +51,10 @@ class Sites:
 
     def refresh(self) -> None:
         """Asks the nodes that are new who they are."""
-        online = set(self.grid.get_node_ids())
-        self.refused &= online
+        before, online = self.online, set(self.grid.get_node_ids())
+        self.online = online
+        if before - online:  # a node that was refused may be what a site has become
+            self.refused.clear()
         new = sorted(online - set(self.nodes.values()) - self.refused)
         for node, answer in self._exchange("query", dict.fromkeys(new, self._content({})), "0").items():
             self._enter(node, answer, online)
