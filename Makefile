@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage lint bench grid experiment scarce clean
+.PHONY: demo test browser coverage lint bench grid experiment scarce clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
-test: lint
+test: lint browser
 	$(BIN)/pytest -n 2
+
+# The report is tested in Debian's Chromium, which is installed where root can; elsewhere those tests are skipped.
+browser:
+	@command -v chromium >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; \
+	} || echo "There is no Chromium (on Debian: apt install chromium); the tests of the report in it are skipped."
 
 coverage: .venv/dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term

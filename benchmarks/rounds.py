@@ -46,9 +46,9 @@ def turn(contender: str, workload: str) -> dict[str, float]:
     command = [sys.executable, str(HERE / script), contender, workload]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     most, began = 0.0, time.monotonic()
-    while process.poll() is None and time.monotonic() - began < PATIENCE:
+    while process.poll() is None and (looked := time.monotonic()) - began < PATIENCE:
         most = max(most, memory_of(process.pid))
-        time.sleep(0.2)
+        time.sleep(max(0.2, 100 * (time.monotonic() - looked)))  # looking takes time from those who are looked at
     process.terminate()
     out, errors = process.communicate()
     if process.returncode != 0:

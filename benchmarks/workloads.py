@@ -38,8 +38,9 @@ class Workload:
         inputs = rng.integers(0, self.classes, (examples, *self.shape)) if text else rng.random((examples, *self.shape))
         tensor = torch.from_numpy(inputs.astype(np.uint8 if text else np.float32))
         train = Examples(tensor, torch.from_numpy(rng.integers(0, self.classes, examples)))
-        indices = np.arange(self.clients * held, dtype=np.int32) % examples
-        partition = Partition(indices, np.arange(self.clients + 1) * held)
+        indices = np.arange(self.clients * held, dtype=np.int32)
+        indices %= examples
+        partition = Partition(indices, np.arange(0, self.clients * held + 1, held, dtype=np.int32))
         prepare: Preparation = Tokens() if text else AsStored()
         return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, prepare)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keel.data.catalog import CATALOG
 from tests.conftest import Called
 
 Keel = Callable[..., Called]
@@ -244,3 +245,15 @@ def test_data_that_is_not_there_is_named(
 
 def test_a_data_set_that_needs_nothing_is_said_to(keel: Keel) -> None:
     assert keel("data", "get", "digits").out == "digits needs no files\n"
+
+
+def test_in_a_pipe_a_row_of_a_table_is_a_line(keel: Keel) -> None:
+    lines = keel("data", "list").out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(CATALOG)]] == list(CATALOG)
+
+
+def test_a_data_folder_that_cannot_be_is_one_line(keel: Keel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEL_DATA", "/dev/null/data")
+    called = keel("data", "get", "cifar10")
+    assert called.code == 2
+    assert called.err.startswith("keel: KEEL_DATA: '/dev/null/data' is none")

@@ -5,7 +5,6 @@ that exist are not run again.
 """
 
 import json
-import os
 import sys
 import tomllib
 from pathlib import Path
@@ -16,10 +15,9 @@ import altair as alt
 from keel.reporting.charts import COLOURS, DASHES
 from keel.reporting.comparison import Comparison, Method, compare
 from keel.reporting.tables import accuracy
-from keel.runs.batch import Job, run_all
-from keel.runs.folder import RunFolder
+from keel.runs.batch import Job
+from keel.runs.comparing import run_jobs
 from keel.runs.spec import make_spec, override
-from keel.terminal import watching
 from keel.units import size
 
 ROOT = Path(__file__).parents[1]
@@ -45,10 +43,7 @@ def run_methods(points: dict[str, dict[str, Any]], folder: Path) -> Comparison:
         for name, p in points.items()
         for seed in range(SEEDS)
     ]
-    jobs = [Job(spec, folder / spec.label) for spec in specs]
-    with watching([spec.algorithm.title for spec in specs], [spec.rounds for spec in specs]) as watch:
-        run_all(jobs, os.cpu_count() or 1, watch)
-    return compare([RunFolder.open(job.path) for job in jobs], baseline="fedavg")
+    return compare(run_jobs([Job(spec, folder / spec.label) for spec in specs], quiet=False), baseline="fedavg")
 
 
 def picture(methods: list[Method], path: Path, every: int = EVERY) -> None:

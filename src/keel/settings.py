@@ -1,6 +1,6 @@
 """Settings of things that are made by a function and named in a spec: data sets and models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -14,12 +14,17 @@ PathText = Annotated[str, "path"]
 _CONFIG = ConfigDict(strict=True)
 
 
-def check_settings(table: str, name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Whether these are the function's settings; that their values suit is found when it is called."""
+def check_settings(
+    table: str, name: str, function: Callable[..., Any], settings: Mapping[str, Any], others: Iterable[str]
+) -> None:
+    """Whether these are the function's settings, beside the `others` that the table has for every name.
+
+    That their values suit is found when it is called.
+    """
     accepted = _settings(function)
     for setting in settings:
         if setting not in accepted:
-            raise unknown(f"{table} ({name})", setting, accepted or ["name alone: it has no settings"])
+            raise unknown(f"{table} ({name})", setting, {*accepted, *others})
     missing = [s for s, parameter in accepted.items() if parameter.default is Parameter.empty and s not in settings]
     if missing:
         raise KeelError(f"{table} ({name}): needs {', '.join(missing)}")

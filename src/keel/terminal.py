@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from keel.rounds import Record
 from keel.runs.room import Room
@@ -12,6 +13,14 @@ from keel.units import percent, size
 
 console = Console(highlight=False, markup=False)
 errors = Console(stderr=True, highlight=False, markup=False)
+
+WIDE = 10_000
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal lets it be; in a pipe a row is a line."""
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+
 
 Watcher = Callable[[int, Record], None]
 """Hears of a round of run number so-and-so."""
@@ -37,8 +46,13 @@ def announcing(quiet: bool) -> Callable[[Room], None]:
 
 
 @contextmanager
-def watching(labels: list[str], rounds: list[int], quiet: bool = False) -> Iterator[Watcher]:
-    """A watcher of several runs; those of one label share a bar. It writes to standard error, not among results."""
+def watching(
+    labels: list[str], rounds: list[int], quiet: bool = False, names: list[str] | None = None
+) -> Iterator[Watcher]:
+    """A watcher of several runs; those of one label share a bar, and `names` tell them apart there.
+
+    It writes to standard error, not among results.
+    """
     if quiet:
         yield lambda number, record: None
         return
@@ -47,16 +61,16 @@ def watching(labels: list[str], rounds: list[int], quiet: bool = False) -> Itera
         totals[label] += total
     if errors.is_terminal:
         with _bars() as bars:
-            yield _Watched(labels, _Bars(bars, totals))
+            yield _Watched(labels, names, _Bars(bars, totals))
     else:
-        yield _Watched(labels, _Lines(totals))
+        yield _Watched(labels, names, _Lines(totals))
 
 
 class _Watched:
     """Adds up the rounds and the bytes of the runs that share a label."""
 
-    def __init__(self, labels: list[str], show: Callable[[str, int, str], None]):
-        self.labels, self.show = labels, show
+    def __init__(self, labels: list[str], names: list[str] | None, show: Callable[[str, int, str], None]):
+        self.labels, self.names, self.show = labels, names or labels, show
         self.done = [0] * len(labels)
         self.bytes = dict.fromkeys(labels, 0)
         self.accuracy = dict.fromkeys(labels, "")
@@ -68,10 +82,11 @@ class _Watched:
         self.bytes[label] += record.get("bytes_down", 0) + record.get("bytes_up", 0)
         self.diverged[label] += bool(record.get("diverged"))
         if "accuracy" in record:
-            self.accuracy[label] = percent(record["accuracy"])
+            whose = f" ({self.names[number]})" if self.names[number] != label else ""
+            self.accuracy[label] = f"{percent(record['accuracy'])}{whose}"
         done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
         failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
-        state = "  ".join(part for part in (self.accuracy[label], size(self.bytes[label]), failed) if part)
+        state = "  ".join(part for part in (size(self.bytes[label]), failed, self.accuracy[label]) if part)
         self.show(label, done, state)
 
 
@@ -95,9 +110,9 @@ class _Lines:
 
     def __call__(self, label: str, done: int, state: str) -> None:
         tenths = 10 * done // self.totals[label]
-        if tenths > self.tenths[label] or state.endswith("diverged"):
+        if tenths > self.tenths[label] or "diverged" in state:
             self.tenths[label] = tenths
-            errors.print(f"{label}: {done} of {self.totals[label]} rounds  {state}")
+            errors.print(f"{label}: {done} of {self.totals[label]} rounds  {state}", soft_wrap=True)
 
 
 def _bars() -> Progress:
@@ -105,7 +120,7 @@ def _bars() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-        TextColumn("{task.fields[state]}", justify="right"),
+        TextColumn("{task.fields[state]}", justify="right", table_column=Column(no_wrap=True, max_width=34)),
         TimeRemainingColumn(compact=True),
         console=errors,
         expand=True,

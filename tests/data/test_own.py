@@ -147,3 +147,8 @@ def test_partitions_of_flower_datasets_are_trained_on(tmp_path: Path) -> None:
         assert data.partition.sizes.tolist() == sizes
         np.testing.assert_allclose(data.client(1).inputs, partitioner.load_partition(1)["x"][:], rtol=1e-6)
         one_round(data, tmp_path / type(partitioner).__name__)
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    with pytest.raises(KeelError, match=r"data: a dict; accepted: a datasets\.Dataset"):
+        from_dataset({"x": [1]}, input="x", label="y", test={"x": [1]})  # type: ignore[arg-type]

@@ -112,6 +112,7 @@ def test_test_rows_stay_with_their_clients_if_all_of_those_train(tmp_path: Path)
         ("hospital,age\na,1\n", "has no column 'outcome'; accepted: its columns hospital, age"),
         ("hospital,outcome\na,1\n", "has only 'hospital' and 'outcome'; accepted: columns of numbers besides"),
         ("hospital,outcome,age\n", "has no rows"),
+        ("", "is empty"),
         ("hospital,outcome,age\na,yes,1\nb,no\n", "line 3 has 2 cells; accepted: 3"),
         ("hospital,outcome,age\na,yes,1\nb,no,\n", "line 3: '' in column 'age'; accepted: finite numbers"),
         (

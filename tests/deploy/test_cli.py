@@ -103,7 +103,7 @@ def test_a_folder_that_exists_is_left_alone(keel: Keel, tmp_path: Path) -> None:
 
 
 def test_without_flower_the_extra_is_named(keel: Keel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keel.deploy.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("keel.commands.deploy.find_spec", lambda name: None)
     called = keel("deploy", "key", "keys/site-0")
     assert called.code == 2
     assert "keel-fl[flower]" in called.err

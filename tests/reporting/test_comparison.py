@@ -1,5 +1,4 @@
 import csv
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from keel.network import Network
 from keel.randomness import draws
 from keel.reporting.comparison import Comparison, Spent, compare, cost
 from keel.reporting.page import write_report
-from keel.reporting.tables import csv_text, explanation, latex, markdown, results, saving
+from keel.reporting.tables import change, csv_text, explanation, latex, markdown, results
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
 from keel.units import size
@@ -164,8 +163,8 @@ def test_what_a_kill_left_half_made_is_not_a_run(tmp_path: Path) -> None:
 
 def test_numbers_as_people_read_them() -> None:
     assert [size(n) for n in (5, 5_000, 5_100_000, 5_200_000_000, None)] == ["5 B", "5.0 kB", "5.1 MB", "5.2 GB", "-"]
-    assert [saving(x) for x in (0.5, -0.25, None)] == ["50 %", "-25 %", "-"]
-    assert json.dumps([saving(0.0)]) == '["0 %"]'
+    assert [change(x) for x in (0.5, -0.25, None)] == ["↓ 50 %", "↑ 25 %", "-"]
+    assert [change(x) for x in (0.0, -0.004)] == ["0 %", "0 %"]
 
 
 def test_the_cost_is_that_of_the_papers_own_example() -> None:
@@ -227,12 +226,12 @@ def three(tmp_path: Path) -> Comparison:
 
 
 def test_the_best_is_bold_and_the_second_underlined(three: Comparison) -> None:
-    text = markdown(results(three))
+    text = markdown(results(three)[0])
     assert "| GHBM | **90.0 %** |" in text
     assert "| FedHBM | <u>70.0 %</u> |" in text
     assert "| FedAvg | 50.0 % |" in text
     assert "| FedCM | diverged | never |" in text
-    tex = latex(results(three))
+    tex = latex(results(three)[0])
     assert r"GHBM & \textbf{90.0 \%} &" in tex
     assert r"FedHBM & \underline{70.0 \%} &" in tex
     assert tex.startswith(r"\begin{tabular}{lrrrrr}")
@@ -276,3 +275,44 @@ def test_with_a_number_the_baseline_pays_for_what_it_needs(tmp_path: Path) -> No
     assert base["cost"]["share"] == base["rounds_to_target"] / 100
     assert base["cost"]["bytes_saved"] == 0
     assert other["cost"]["bytes_saved"] == pytest.approx(other["bytes_saved"])
+
+
+def test_settings_are_tables_of_their_own_and_columns_of_the_csv(tmp_path: Path) -> None:
+    for alpha in (0.0, 10.0):
+        for name in ("fedavg", "ghbm"):
+            made_up(tmp_path / f"{name}{alpha}", [0.5], 1, 0.5, data={"alpha": alpha}, **algorithm(name))
+    comparison = compare(read_runs([tmp_path]))
+    sheets = results(comparison)
+    assert [sheet.title for sheet in sheets] == ["digits, mlp: data.alpha = 0.0", "digits, mlp: data.alpha = 10.0"]
+    assert [[row[0] for row in sheet.rows] for sheet in sheets] == [["FedAvg", "GHBM"]] * 2
+    assert markdown(sheets[1]).startswith("digits, mlp: data.alpha = 10.0\n\n| method |")
+    assert r"\multicolumn{6}{l}{digits, mlp: data.alpha = 0.0} \\" in latex(sheets[0])
+    rows = list(csv.DictReader(csv_text(comparison).splitlines()))
+    assert sorted(row["data.alpha"] for row in rows) == ["0.0", "0.0", "10.0", "10.0"]
+    assert comparison.rows()[0]["fields"] == {"data.alpha": 0.0}
+
+
+def test_engines_that_give_the_same_bits_are_one_method(tmp_path: Path) -> None:
+    for seed, (asked, chosen) in enumerate([("auto", "pool"), ("serial", "serial"), ("pool", "pool")]):
+        spec = make_spec({"rounds": 1, "seed": seed, "engine": {"name": asked, "workers": seed + 1}})
+        folder = RunFolder.create(tmp_path / str(seed), spec, known(spec, engine=chosen))
+        folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
+    assert [row["seeds"] for row in compare(read_runs([tmp_path])).rows()] == [3]
+
+
+def test_rounds_of_seeds_stand_with_their_seeds(tmp_path: Path) -> None:
+    spec = make_spec({"rounds": 40, **algorithm("fedavg")})
+    RunFolder.create(tmp_path / "0", spec, known(spec))  # it has only begun
+    made_up(tmp_path / "1", [0.5] * 40, 1, 0.5, seed=1, **algorithm("fedavg"))
+    (method,) = compare(read_runs([tmp_path])).methods
+    assert dict(zip(method.seeds, method.reaches_by_seed(0.5), strict=True)) == {0: None, 1: method.window}
+    assert method.status == "unfinished"
+
+
+def test_a_report_changes_nothing_in_run_folders(tmp_path: Path) -> None:
+    spec = make_spec({"rounds": 2})
+    folder = RunFolder.create(tmp_path / "a", spec, known(spec))
+    folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    write_report(compare(read_runs([tmp_path])), tmp_path.parent / "report.html")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

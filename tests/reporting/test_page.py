@@ -1,8 +1,11 @@
 """The report, in a browser where there is one, and its charts as files."""
 
 import json
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from keel import make_spec
 from keel.reporting.comparison import Comparison, compare
 from keel.reporting.page import write_charts, write_report
 from keel.reporting.sections import sections
-from keel.reporting.tables import duration, percent, saving, size
+from keel.reporting.tables import change, duration, percent, size
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
+from keel.runs.spec import override
 from tests.reporting.test_comparison import algorithm, known
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>${1}{{2}}"
@@ -163,9 +167,9 @@ def test_the_slider_gives_what_python_computes(opened: Callable[..., Any], compa
         expected = [
             [
                 str(row["rounds_to_target"] or "never"),
-                saving(row["rounds_saved"]),
+                change(row["rounds_saved"]),
                 size(row["bytes_to_target"]),
-                saving(row["bytes_saved"]),
+                change(row["bytes_saved"]),
                 "-" if row["seconds_to_target"] is None else duration(row["seconds_to_target"]),
             ]
             for row in aimed.rows()
@@ -226,6 +230,22 @@ def test_the_values_show_beneath_the_pointer(opened: Callable[..., Any]) -> None
     assert "test accuracy" in page.inner_text("#vg-tooltip-element")
 
 
+def test_the_values_of_a_chart_are_a_table_too(opened: Callable[..., Any], comparison: Comparison) -> None:
+    page = opened()
+    page.wait_for_selector("[data-drawn=accuracy-over-rounds]")
+    page.focus(".values summary >> nth=0")
+    page.keyboard.press("Enter")
+    values = page.locator(".values >> nth=0")
+    assert values.locator("tbody tr").count() == sum(len(method.rounds) for method in comparison.methods)
+    first = comparison.methods[0]
+    of_round = first.accuracy[:, 0]
+    shown = values.locator("tbody tr >> nth=0").locator("td").all_inner_texts()
+    assert shown == [first.label, "1", *map(percent, (of_round.mean(), of_round.min(), of_round.max()))]
+    page.select_option(".what", "loss")
+    page.wait_for_selector("[data-drawn=loss-over-rounds]")
+    assert "test loss" in values.locator("thead").inner_text()
+
+
 def test_a_chart_is_saved_from_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened()
     for form, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
@@ -272,12 +292,38 @@ def test_what_differs_and_only_that_is_told(comparison: Comparison) -> None:
     assert values[part.labels.index(HOSTILE)][keys.index("algorithm.tau")] == "5"
 
 
-def test_the_commands_make_the_runs_again(comparison: Comparison) -> None:
-    (part,) = sections(comparison)
-    assert [seed for seed, _ in part.commands[0]] == [0, 1]
-    for method, commands in zip(part.methods, part.commands, strict=True):
-        for folder, (_, command) in zip(method.folders, commands, strict=True):
-            assert command == f"keel run {folder.path}/spec.toml"
+def test_the_commands_make_the_runs_again(tmp_path: Path) -> None:
+    tables: list[dict[str, Any]] = [
+        {"seed": 3, **algorithm("ghbm", tau=5)},
+        {**algorithm("fedavg"), "local": {"steps": 4, "lr": 0.25}, "data": {"partition": "iid"}},
+        {**algorithm("fedavg"), "model": {"hidden": [8, 4]}, "participation": {"sampler": "weighted"}},
+    ]
+    for number, table in enumerate(tables):
+        made_up(tmp_path / str(number), rising(20), **table)
+    for part in sections(compare(read_runs([tmp_path]))):
+        for method, commands in zip(part.methods, part.commands, strict=True):
+            for folder, (seed, command, needs) in zip(method.folders, commands, strict=True):
+                words = shlex.split(" ".join(command))
+                assert words[:6] == ["keel", "run", "--algorithm", method.algorithm, "--seed", str(seed)]
+                given = [after for word, after in pairwise(words) if word == "--set"]
+                fixed = [f"algorithm.name={method.algorithm}", f"seed={seed}"]
+                assert make_spec(override({}, [*fixed, *given])).experiment == folder.spec.experiment
+                assert len(given) < 7  # what is so by default is left out
+                assert needs == ""
+
+
+def test_what_cannot_be_made_again_by_a_command_is_said(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "a", rising(20), **algorithm("ghbm"))
+    spec = folder.path / "spec.toml"
+    whole = spec.read_text()
+    spec.write_text(whole.replace('name = "ghbm"', 'name = "antigravity:Surprise"'))
+    [[(_, command, needs)]] = sections(compare([folder]))[0].commands
+    assert command[:4] == ["keel", "run", "--algorithm", "antigravity:Surprise"]
+    assert needs == "needs the module antigravity on the import path"
+    assert "antigravity" not in sys.modules
+    spec.write_text(whole.replace('name = "digits"', 'name = "custom"'))
+    [[(_, command, needs)]] = sections(compare([folder]))[0].commands
+    assert (command, needs) == ([], "from Python, with the data that was passed to keel.run")
 
 
 def test_each_setting_is_a_section_with_its_own_target_and_short_names(tmp_path: Path) -> None:
@@ -285,7 +331,7 @@ def test_each_setting_is_a_section_with_its_own_target_and_short_names(tmp_path:
         for name in ("fedavg", "ghbm"):
             made_up(tmp_path / f"{name}{alpha}", rising(20 + 9 * alpha), **algorithm(name), data={"alpha": alpha})
     parts = sections(compare(read_runs([tmp_path])))
-    assert [part.particular for part in parts] == [{"data.alpha": 0.0}, {"data.alpha": 0.5}]
+    assert [part.setting.particular for part in parts] == [{"data.alpha": 0.0}, {"data.alpha": 0.5}]
     assert [part.labels for part in parts] == [["FedAvg", "GHBM"]] * 2
     assert parts[0].target != parts[1].target
 

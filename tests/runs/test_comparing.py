@@ -89,6 +89,15 @@ def test_the_price_is_that_of_the_run(keel: Keel, tmp_path: Path) -> None:
         (["--methods", "fedavg", "--target", "ghbm"], "--target: 'ghbm' is not known"),
         (["--methods", "fedavg", "--target", "90"], "--target: 90; accepted: an accuracy above 0 up to 1"),
         (["--methods", "fedavg", "--target", "nan"], "--target: nan; accepted: an accuracy above 0 up to 1"),
+        (["--methods", "fedavg", "--json", "--format", "csv"], "--json, --format csv: both are given"),
+        (
+            ["--methods", "fedavg", "--over", "data.alhpa=0,1"],
+            "data (digits): 'alhpa' is not known; did you mean 'alpha'?",
+        ),
+        (
+            ["--methods", "fedavg", "--over", "model.hiden=1"],
+            "model (mlp): 'hiden' is not known; did you mean 'hidden'?",
+        ),
         (["--set", "algorithm=ghbm"], "algorithm: 'ghbm' is not a table; accepted: [algorithm]"),
     ],
 )
@@ -98,3 +107,21 @@ def test_mistakes_are_one_line(keel: Keel, tmp_path: Path, words: list[str], mes
     assert message in called.err
     assert called.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_page_shows_what_its_folder_holds(keel: Keel, tmp_path: Path) -> None:
+    for name in ("fedavg", "ghbm"):
+        called = keel("compare", "--methods", name, "--seeds", "1", "--rounds", "3", "--out", "them", "--quiet")
+        assert called.code == 0, called.err
+    assert "GHBM" in called.out
+    assert "FedAvg" not in called.out
+    page = (tmp_path / "them/report.html").read_text()
+    assert '<th scope="row">FedAvg</th>' in page
+    assert '<th scope="row">GHBM</th>' in page
+
+
+def test_lines_of_several_runs_say_whose_accuracy_it_is(keel: Keel) -> None:
+    lines = keel("compare", "--methods", "fedavg", "--seeds", "2", "--rounds", "3").err.splitlines()
+    told = [line for line in lines if line.startswith("FedAvg: ")]
+    assert told
+    assert all("% (seed 0)" in line or "% (seed 1)" in line for line in told if "%" in line)

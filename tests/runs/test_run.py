@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import keel
 from keel.algorithms import make_algorithm
 from keel.runs import run as run_module
-from keel.runs.folder import RunFolder
+from keel.runs.folder import RunFolder, sqlite_address
 from tests.conftest import small_network, stopped_by_ctrl_c, uneven_data
 
 SHORT = {"rounds": 30, "evaluation": {"every": 5, "last": 3}}
@@ -305,3 +305,15 @@ def test_a_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
     weights = torch.cat([p.detach().reshape(-1) for p in ended.module.parameters()])
     assert torch.equal(found["server/theta"], weights)
     assert found["memory/clients"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "a#b", "a%20b", "a?b"])
+def test_a_database_is_where_its_address_says(tmp_path: Path, name: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy comes with the extras that have databases")
+    (tmp_path / name).mkdir()
+    engine = sqlalchemy.create_engine(sqlite_address(tmp_path / name / "x.db"))
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("create table t (i integer)"))
+    engine.dispose()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "x.db").stat().st_size

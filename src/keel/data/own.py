@@ -128,6 +128,8 @@ def _examples(inputs: np.ndarray, labels: np.ndarray, field: str) -> Examples:
 
 
 def _column(dataset: Dataset, name: str) -> np.ndarray:
+    if not (hasattr(dataset, "column_names") and hasattr(dataset, "with_format")):
+        raise KeelError(f"data: a {type(dataset).__name__}; accepted: a datasets.Dataset (for arrays: keel.federate)")
     if name not in dataset.column_names:
         raise KeelError(f"data: no column {name!r}; accepted: {', '.join(dataset.column_names)}")
     return np.asarray(dataset.with_format("numpy")[name][:])

@@ -104,6 +104,8 @@ def _check_names(path: Path, field: str, names: list[str], needed: tuple[str, ..
 def _read_csv(path: Path, field: str, text: tuple[str, ...], needed: tuple[str, ...]) -> Columns:
     rows = csv_rows(path, field)
     _, header = next(rows, (1, []))
+    if not header:
+        raise KeelError(f"{field}: {str(path)!r} is empty; accepted: the names of the columns, then a row per example")
     _check_names(path, field, header, needed)
     places = [place for place, name in enumerate(header) if name not in text]
     texts: list[tuple[int, list[str]]] = [(place, []) for place, name in enumerate(header) if name in text]

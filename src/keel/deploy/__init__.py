@@ -1,6 +1,6 @@
 """A real federation over Flower: the server and the sites as Flower apps, and Keel's algorithms in other Flower apps.
 
-Names are loaded when they are first used: the command must answer without PyTorch, and without Flower.
+Names are loaded when they are first used, as in keel itself.
 """
 
 from importlib import import_module

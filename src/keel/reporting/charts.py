@@ -46,19 +46,27 @@ class Quantity:
     format: str
     label: str | None = None
     """The expression of an axis label where `format` is not enough."""
+    step: float | None = None
+    """Between two labels at the least."""
 
     @property
     def axis(self) -> alt.Axis:
-        return alt.Axis(tickCount=6, labelFlush=False, format=self.format, labelExpr=self.label or alt.Undefined)
+        return alt.Axis(
+            tickCount=6,
+            tickMinStep=self.step or alt.Undefined,
+            labelFlush=False,
+            format=self.format,
+            labelExpr=self.label or alt.Undefined,
+        )
 
     def tooltip(self, field: str, title: str | None = None) -> alt.Tooltip:
         return alt.Tooltip(f"{field}:Q", title=title or self.title, format=self.format)
 
 
-ROUNDS = Quantity("rounds", ",d")
+ROUNDS = Quantity("rounds", ",d", step=1)
 BYTES = Quantity("bytes sent, up and down", ".3~s", "format(datum.value, '~s') + 'B'")
-ACCURACY = Quantity("test accuracy", ".1%", "format(datum.value, '~%')")
-FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '~%')")
+ACCURACY = Quantity("test accuracy", ".1%", "format(datum.value, '.1~%')", step=0.001)
+FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '.1~%')", step=0.001)
 LOSS = Quantity("test loss", ".3~g")
 DRIFT = Quantity("mean distance from the server's model", ".3~g")
 ANGLE = Quantity("angle, degrees", ".3~g")
@@ -103,14 +111,15 @@ def lines(
 def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
     """A point for each method: what it spent, `x`, against its final accuracy, `mean` with `low` to `high`."""
     rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
-        x=alt.X("x:Q", title=f"until the target: {x.title}", axis=x.axis, scale=alt.Scale(zero=False, padding=48))
+        x=alt.X("x:Q", title=f"until the target: {x.title}", axis=x.axis, scale=alt.Scale(zero=False, padding=72))
     )
     colour = _colour(labels)
     shown = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(zero=False, padding=24))
     spread = rows.mark_rule(strokeWidth=2, opacity=0.5).encode(
         color=colour, y=alt.Y("low:Q", title=y.title), y2="high:Q"
     )
-    values = [x.tooltip("x"), y.tooltip("mean"), y.tooltip("low"), y.tooltip("high")]
+    spreads = [y.tooltip("low", "less the deviation"), y.tooltip("high", "with the deviation")]
+    values = [x.tooltip("x"), y.tooltip("mean"), *spreads]
     point = rows.mark_point(filled=True, size=110, opacity=1).encode(
         color=colour, y=shown, tooltip=[alt.Tooltip("method:N"), *values]
     )

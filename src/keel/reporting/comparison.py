@@ -17,7 +17,7 @@ from keel.errors import KeelError, unknown
 from keel.network import Network
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
-from keel.runs.spec import flatten
+from keel.runs.spec import NO_PART, flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
@@ -29,9 +29,6 @@ ROUNDING = 1e-9
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
 """The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is near enough."""
-
-NO_PART = ("network", "tracking")
-"""Tables of a spec that say nothing about what is computed."""
 
 Table = dict[str, Any]
 """A resolved spec, as it stands in spec.toml."""
@@ -46,10 +43,12 @@ class Method:
     task: tuple[Any, ...]
     """What tells tasks apart whose specs are equal, as where data and a model were passed in Python."""
     seeds: list[int]
+    evaluated: list[int]
+    """Those of the seeds whose runs were evaluated: one that has just begun, or diverged at once, was not."""
     rounds: np.ndarray
-    """The rounds in which every one of the runs was evaluated."""
+    """The rounds in which every one of these was evaluated."""
     accuracy: np.ndarray
-    """A row per seed, a column per round of `rounds`."""
+    """A row per seed that was evaluated, a column per round of `rounds`."""
     loss: np.ndarray
     """On the test examples, likewise."""
     bytes: np.ndarray
@@ -118,10 +117,11 @@ class Method:
         return found
 
     def reaches_by_seed(self, target: float) -> list[int | None]:
-        """The round at which each seed's own accuracy stands at the target."""
+        """The round at which each seed's own accuracy stands at the target, in the order of `seeds`."""
         if self.status == "diverged":
             return [None] * len(self.seeds)
-        found = [_stands(self.rounds, curve, target, self.window) for curve in self.accuracy]
+        curves = dict(zip(self.evaluated, self.accuracy, strict=True))
+        found = [_stands(self.rounds, curves[s], target, self.window) if s in curves else None for s in self.seeds]
         return [None if column is None else int(self.rounds[column]) for column in found]
 
 
@@ -177,6 +177,27 @@ def _levels(rounds: np.ndarray, curve: np.ndarray, window: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """Methods of a comparison that may be measured against one another."""
+
+    heading: str
+    particular: Table
+    """The fields by which it differs from other settings."""
+    places: list[int]
+    """Of its methods in the comparison."""
+    labels: list[str]
+    """Their names, as far as it takes to tell them apart here."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.heading}: {self.particulars}" if self.particular else self.heading
+
+    @property
+    def particulars(self) -> str:
+        return ", ".join(f"{key} = {value}" for key, value in self.particular.items())
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Methods, each against a target: the final accuracy of the baseline in its own setting, or one for all."""
 
@@ -195,6 +216,38 @@ class Comparison:
     def window(self) -> int:
         """The longest of the methods'."""
         return max(method.window for method in self.methods)
+
+    @cached_property
+    def settings(self) -> list["Setting"]:
+        """The methods that may be measured against one another together, in the order of their first."""
+        groups: list[list[int]] = []
+        for place, method in enumerate(self.methods):
+            same = next((group for group in groups if alike(self.methods[group[0]], method)), None)
+            if same is None:
+                groups.append([place])
+            else:
+                same.append(place)
+        flat = [flatten(self.methods[group[0]].setting) for group in groups]
+        return [self._setting(group, own, flat) for group, own in zip(groups, flat, strict=True)]
+
+    def _setting(self, places: list[int], own: Table, every: list[Table]) -> "Setting":
+        named = ("data.name", "model.name", "task")
+        labels = [self.methods[place].label for place in places]
+        if len(every) > 1:  # what the setting says of all its methods they need not say again
+            labels = labels_of([self.methods[place].folders[0] for place in places])
+        return Setting(
+            f"{own['data.name']}, {own['model.name']}",
+            {k: v for k, v in own.items() if k not in named and any(other.get(k) != v for other in every)},
+            places,
+            labels,
+        )
+
+    @cached_property
+    def varied(self) -> list[str]:
+        """The fields whose values tell settings, or methods of the same algorithm, apart."""
+        apart = [setting.particular for setting in self.settings]
+        apart += _apart([method.folders[0] for method in self.methods])
+        return list(dict.fromkeys(key for settings in apart for key in settings))
 
     @cached_property
     def targets(self) -> list[float | None]:
@@ -230,6 +283,7 @@ class Comparison:
         row = {
             "algorithm": method.algorithm,
             "label": method.label,
+            "fields": {key: flatten(method.table).get(key) for key in self.varied},
             "seeds": len(method.seeds),
             "status": method.status,
             "accuracy_mean": method.accuracy_mean,
@@ -274,7 +328,7 @@ def compare(
     if network is None and len(own) == 1 and (common := next(iter(own.values()))) is not None:
         network = Network(**common)  # where runs have different ones, time is that of the machine
     for folder in sorted(folders, key=lambda folder: not folder.ended):
-        key = repr((_same(folder), _task(folder)))
+        key = repr((shared(folder), _task(folder)))
         groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)  # made twice, it counts once: a whole one
     members = [list(group.values()) for group in groups.values()]
     labels = labels_of([group[0] for group in members])
@@ -298,7 +352,8 @@ def _holdings(folders: list[RunFolder]) -> list[dict[str, Any]]:
 def _method(label: str, group: list[RunFolder], network: Network | None) -> Method:
     histories = [folder.records() for folder in group]
     evaluated = [{r["round"]: r for r in history if "accuracy" in r} for history in histories]
-    known = [of_run for of_run in evaluated if of_run]  # a run that has just begun, or diverged at once, has none
+    seeds = [folder.table["seed"] for folder in group]
+    known = [of_run for of_run in evaluated if of_run]
     rounds = sorted(set.intersection(*map(set, known))) if known else []
     traffic = [np.cumsum([r["bytes_down"] + r["bytes_up"] for r in history]) for history in histories if history]
     clocks = [
@@ -307,14 +362,15 @@ def _method(label: str, group: list[RunFolder], network: Network | None) -> Meth
         if history
     ]
     columns = np.array(rounds, dtype=np.int64) - 1
-    summaries = [folder.summary or {"status": "running" if folder.busy else "stopped"} for folder in group]
+    summaries = [folder.summary or {"status": "unfinished"} for folder in group]
     states = {summary["status"] for summary in summaries}
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
     return Method(
         label,
         group[0].table,
         _task(group[0]),
-        [folder.table["seed"] for folder in group],
+        seeds,
+        [seed for seed, of_run in zip(seeds, evaluated, strict=True) if of_run],
         np.array(rounds, dtype=np.int64),
         np.array([[of_run[t]["accuracy"] for t in rounds] for of_run in known]),
         np.array([[of_run[t].get("test_loss", np.nan) for t in rounds] for of_run in known]),
@@ -326,7 +382,7 @@ def _method(label: str, group: list[RunFolder], network: Network | None) -> Meth
             fmean([clock[-1] for clock in clocks if len(clock)] or [0.0]),
         ),
         None if len(finals) < len(group) else finals,
-        next((s for s in ("diverged", "interrupted", "stopped", "running") if s in states), "finished"),
+        next((s for s in ("diverged", "interrupted", "unfinished") if s in states), "finished"),
         group,
     )
 
@@ -364,11 +420,14 @@ def alike(one: Method, other: Method) -> bool:
     return one.setting == other.setting
 
 
-def _same(folder: RunFolder) -> Table:
-    """What the runs of one method share: all of the spec but the seed and what is no part."""
+def shared(folder: RunFolder) -> Table:
+    """What the runs of one method share: all of the spec but the seed and what does not change the bits.
+
+    Of the engine that is how it computes: the cohort in batches, or client after client, in however many processes.
+    """
     table = {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
-    engine = {k: v for k, v in table["engine"].items() if k != "workers"}  # which do not change the bits
-    return {**table, "engine": engine}
+    way = {"name": "cohort" if folder.engine == "cohort" else "serial"}
+    return {**table, "engine": {**{k: v for k, v in table["engine"].items() if k != "workers"}, **way}}
 
 
 def _task(folder: RunFolder) -> tuple[Any, ...]:
@@ -377,14 +436,19 @@ def _task(folder: RunFolder) -> tuple[Any, ...]:
 
 def labels_of(folders: list[RunFolder]) -> list[str]:
     """The algorithm's title, with the settings that tell it from others of the same title."""
-    flat = [flatten(_same(folder)) for folder in folders]
-    titles = [folder.title for folder in folders]
-    labels = []
-    for title, settings in zip(titles, flat, strict=True):
-        twins = [other for other_title, other in zip(titles, flat, strict=True) if other_title == title]
-        differing = [k for k in settings if any(other.get(k) != settings[k] for other in twins)]
-        labels.append(" ".join([title, *(f"{k.removeprefix('algorithm.')}={_short(settings[k])}" for k in differing)]))
-    return labels
+    return [
+        " ".join([folder.title, *(f"{k.removeprefix('algorithm.')}={_short(v)}" for k, v in apart.items())])
+        for folder, apart in zip(folders, _apart(folders), strict=True)
+    ]
+
+
+def _apart(folders: list[RunFolder]) -> list[Table]:
+    """The settings that tell each from others of the same title."""
+    flat = [(folder.title, flatten(shared(folder))) for folder in folders]
+    return [
+        {k: v for k, v in own.items() if any(other.get(k) != v for twin, other in flat if twin == title)}
+        for title, own in flat
+    ]
 
 
 def _short(value: Any) -> Any:

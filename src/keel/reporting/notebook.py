@@ -13,26 +13,23 @@ from keel.errors import KeelError
 from keel.reporting.charts import VEGA_LITE
 from keel.reporting.comparison import Comparison, compare
 from keel.reporting.sections import sections
-from keel.reporting.tables import explanation, results
+from keel.reporting.tables import Sheet, explanation, results
 from keel.runs.folder import RunFolder
 from keel.units import duration, percent, size
 
 _INK, _LINE = "currentColor", "#8884"
 _PAGE = Environment(autoescape=True).from_string(
     """<div>{{ picture }}
-<table>
-<thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
-</table>
+{% for sheet in sheets %}<table>{% if sheet.title %}<caption>{{ sheet.title }}</caption>{% endif %}
+<thead><tr>{% for name in sheet.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>{% for row in sheet.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
+</table>{% endfor %}
 <p>{{ words }}</p></div>"""
 )
 
 
 def comparison_html(comparison: Comparison) -> str:
-    sheet = results(comparison)
-    return _PAGE.render(
-        picture=_picture(comparison), columns=sheet.columns, rows=sheet.rows, words=explanation(comparison)
-    )
+    return _PAGE.render(picture=_picture(comparison), sheets=results(comparison), words=explanation(comparison))
 
 
 def run_html(folder: RunFolder, summary: dict[str, Any]) -> str:
@@ -42,17 +39,19 @@ def run_html(folder: RunFolder, summary: dict[str, Any]) -> str:
     except KeelError:
         picture = Markup("")
     loss = summary["test_loss"]
-    row = {
+    row: dict[str, str] = {
         "method": folder.title,
         "status": summary["status"],
-        "rounds": summary["rounds"],
+        "rounds": str(summary["rounds"]),
         "accuracy": percent(summary["accuracy"]),
         "last accuracy": percent(summary["last_accuracy"]),
         "test loss": "-" if loss is None else f"{loss:.4g}",
         "sent": size(summary["bytes_down"] + summary["bytes_up"]),
         "time": duration(summary["seconds"]),
     }
-    return _PAGE.render(picture=picture, columns=list(row), rows=[row.values()], words=str(folder.path))
+    return _PAGE.render(
+        picture=picture, sheets=[Sheet("", list(row), [list(row.values())], [None])], words=str(folder.path)
+    )
 
 
 def _picture(comparison: Comparison) -> Markup:

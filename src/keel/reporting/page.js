@@ -12,13 +12,23 @@ const fixed = (value, digits) => {
   return even ? cut : (Number(cut) + Math.sign(value) * 10 ** -digits).toFixed(digits);
 };
 const percent = value => value === null ? "-" : `${fixed(100 * value, 1)} %`;
-const saving = value => value === null ? "-" : `${fixed(100 * value, 0)} %`;
+const change = saved => {
+  if (saved === null) return "-";
+  const amount = `${fixed(100 * Math.abs(saved), 0)} %`;
+  return amount === "0 %" ? amount : `${saved > 0 ? "↓" : "↑"} ${amount}`;
+};
 const size = value => {
   if (value === null) return "-";
   for (const [unit, divisor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
     if (value >= divisor) return `${fixed(value / divisor, 1)} ${unit}`;
   }
   return `${value} B`;
+};
+// A value of a chart, in the form that its tooltip has.
+const told = (value, format) => {
+  if (typeof value !== "number") return value ?? "-";
+  if (format.includes("%")) return percent(value);
+  return format.endsWith("s") ? size(value) : String(Number(value.toPrecision(4)));
 };
 const duration = value => {
   if (value === null) return "-";
@@ -63,6 +73,7 @@ class Setting {
     each(root, ".axes select, .axes input, .methods input", input => input.addEventListener("change", redraw));
     each(root, ".methods button", button => button.addEventListener("click", () => this.pick(button.value)));
     each(root, "thead button", button => button.addEventListener("click", () => this.sort(button.closest("th"))));
+    each(root, ".values", values => values.addEventListener("toggle", () => this.list(values)));
     each(root, ".save", button => button.addEventListener("click", () => this.save(button)));
     this.slider = root.querySelector(".target input");
     this.slider.addEventListener("input", () => this.aim(Number(this.slider.value) / 100));
@@ -161,6 +172,25 @@ class Setting {
     while (this.waiting.delete(place)) await this.embed(place);
     this.busy.delete(place);
     place.dataset.drawn = this.name(place);
+    this.list(place.closest("figure").querySelector(".values"));
+  }
+
+  // What the pointer shows of each point, as a table, for those who do not point.
+  list(values) {
+    if (!values.open) return;
+    const name = this.name(values.closest("figure").querySelector(".chart"));
+    const { layer = [], encoding } = this.data.charts[name];
+    const { tooltip } = [encoding, ...layer.map(one => one.encoding)].find(found => found?.tooltip);
+    const table = document.createElement("table");
+    const add = (row, kind, text) => row.appendChild(Object.assign(document.createElement(kind), { textContent: text }));
+    const head = table.createTHead().insertRow();
+    for (const { field, title } of tooltip) add(head, "th", title ?? field).scope = "col";
+    const body = table.createTBody();
+    for (const point of this.rows(name)) {
+      const row = body.insertRow();
+      for (const { field, format = "" } of tooltip) add(row, "td", told(point[field], format));
+    }
+    values.querySelector("div").replaceChildren(table);
   }
 
   async embed(place) {
@@ -210,9 +240,9 @@ class Setting {
       const saved = what => spent && reference && reference[what] ? 1 - spent[what] / reference[what] : null;
       const found = {
         rounds: [spent?.rounds ?? null, value => this.target === null ? "-" : value === null ? "never" : String(value)],
-        "rounds-saved": [saved("rounds"), saving],
+        "rounds-saved": [saved("rounds"), change],
         bytes: [spent?.bytes ?? null, size],
-        "bytes-saved": [saved("bytes"), saving],
+        "bytes-saved": [saved("bytes"), change],
         time: [spent?.seconds ?? null, duration],
       };
       for (const [name, [value, text]] of Object.entries(found)) {

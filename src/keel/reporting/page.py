@@ -13,7 +13,7 @@ from markupsafe import Markup
 from keel.reporting.charts import PAPER, VEGA_LITE, colours, dashes
 from keel.reporting.comparison import Comparison
 from keel.reporting.sections import SHOWN, Rows, Section, sections
-from keel.reporting.tables import accuracy, heterogeneity, saving
+from keel.reporting.tables import accuracy, change, heterogeneity
 from keel.units import duration, percent, size
 
 
@@ -25,11 +25,12 @@ def write_report(comparison: Comparison, path: Path) -> None:
     rows = {id(method): row for method, row in zip(comparison.methods, comparison.rows(), strict=True)}
     tables = [method.table for method in comparison.methods]
     seeds = {len(method.seeds) for method in comparison.methods}
+    runs = sum(len(method.seeds) for method in comparison.methods)
     page = template.render(
         title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
         setting="; ".join(
             [
-                f"{sum(len(method.seeds) for method in comparison.methods)} runs",
+                f"{runs} run{'s' * (runs != 1)}",
                 f"{_few(seeds)} seed{'s' * (seeds != {1})}",
                 f"{_few({table['rounds'] for table in tables})} rounds",
                 f"{_few({100 * table['participation']['rate'] for table in tables})} % of the clients in a round",
@@ -77,8 +78,8 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     accuracies = [row["accuracy_mean"] for row in rows]
     places = [a is not None and 1 + sum(other > a for other in accuracies if other is not None) for a in accuracies]
     return {
-        "heading": part.heading,
-        "particular": ", ".join(f"{key} = {value}" for key, value in part.particular.items()),
+        "heading": part.setting.heading,
+        "particular": part.setting.particulars,
         "methods": [
             {"place": place, "label": part.labels[place], "colour": colour, "dash": dash, "shown": rank < SHOWN}
             for rank, (place, colour, dash) in enumerate(styles)
@@ -108,11 +109,11 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, Any]]:
     rounds = "-" if row["target"] is None else str(row["rounds_to_target"] or "never")
     seconds = row["seconds_to_target"]
     return [
-        (accuracy(row), row["accuracy_mean"]),
+        (accuracy(row).replace("± ", "±\u00a0").replace(" %", "\u00a0%"), row["accuracy_mean"]),
         (rounds, row["rounds_to_target"]),
-        (saving(row["rounds_saved"]), row["rounds_saved"]),
+        (change(row["rounds_saved"]), row["rounds_saved"]),
         (size(row["bytes_to_target"]), row["bytes_to_target"]),
-        (saving(row["bytes_saved"]), row["bytes_saved"]),
+        (change(row["bytes_saved"]), row["bytes_saved"]),
         ("-" if seconds is None else duration(seconds), seconds),
     ]
 

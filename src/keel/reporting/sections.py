@@ -12,9 +12,9 @@ import altair as alt
 import numpy as np
 
 from keel.reporting import charts
-from keel.reporting.comparison import Comparison, Method, alike, labels_of
+from keel.reporting.comparison import Comparison, Method, Setting, shared
 from keel.runs.folder import RunFolder
-from keel.runs.spec import CUSTOM, flatten
+from keel.runs.spec import CUSTOM, assignments, files_of, flatten
 
 SHOWN = 8
 """Methods that are drawn at first where there are more."""
@@ -31,9 +31,7 @@ Rows = list[dict[str, Any]]
 class Section:
     """The methods of one setting."""
 
-    heading: str
-    particular: dict[str, Any]
-    """The settings by which it differs from other sections."""
+    setting: Setting
     methods: list[Method]
     labels: list[str]
     baseline: int | None
@@ -151,58 +149,49 @@ class Section:
     @cached_property
     def differing(self) -> tuple[list[str], list[list[str]]]:
         """The settings that differ between the methods, and a row of their values for each."""
-        flat = [flatten(method.table) for method in self.methods]
+        flat = [flatten(shared(method.folders[0])) for method in self.methods]
         known = dict.fromkeys(key for table in flat for key in table)
         keys = [key for key in known if any(table.get(key) != flat[0].get(key) for table in flat)]
         return keys, [[str(table.get(key, "")) for key in keys] for table in flat]
 
     @cached_property
-    def commands(self) -> list[list[tuple[int, str]]]:
-        """For each method the seeds and the commands that make their runs again."""
+    def commands(self) -> list[list[tuple[int, list[str], str]]]:
+        """For each method the seeds, the commands that make their runs again, and what these need besides."""
         return [
-            [(seed, _command(folder)) for seed, folder in zip(method.seeds, method.folders, strict=True)]
+            [(seed, *_command(folder)) for seed, folder in zip(method.seeds, method.folders, strict=True)]
             for method in self.methods
         ]
 
 
 def sections(comparison: Comparison) -> list[Section]:
-    """One for each setting, in the order of their first methods."""
-    groups: list[list[int]] = []
-    for place, method in enumerate(comparison.methods):
-        for group in groups:
-            if alike(comparison.methods[group[0]], method):
-                group.append(place)
-                break
-        else:
-            groups.append([place])
-    settings = [flatten(comparison.methods[group[0]].setting) for group in groups]
+    """One for each setting of the comparison."""
     points = max(2, min(POINTS, ALL_POINTS // len(comparison.methods)))
     found = []
-    for group, setting in zip(groups, settings, strict=True):
-        methods = [comparison.methods[place] for place in group]
+    for setting in comparison.settings:
+        methods = [comparison.methods[place] for place in setting.places]
         base = comparison.baseline_of(methods[0])
-        named = ("data.name", "model.name", "task")
-        found.append(
-            Section(
-                f"{setting['data.name']}, {setting['model.name']}",
-                {k: v for k, v in setting.items() if k not in named and any(o.get(k) != v for o in settings)},
-                methods,
-                [method.label for method in methods]
-                if len(groups) == 1
-                else labels_of([method.folders[0] for method in methods]),
-                None if base is None else next(i for i, method in enumerate(methods) if method is base),
-                comparison.targets[group[0]],
-                points,
-            )
-        )
+        baseline = None if base is None else next(i for i, method in enumerate(methods) if method is base)
+        target = comparison.targets[setting.places[0]]
+        found.append(Section(setting, methods, setting.labels, baseline, target, points))
     return found
 
 
-def _command(folder: RunFolder) -> str:
-    table = folder.table
-    if CUSTOM in (table["data"]["name"], table["model"]["name"], folder.environment["loss"]):
-        return "from Python, with the data, the model and the loss that were passed to it"
-    return shlex.join(["keel", "run", str(folder.path / "spec.toml")])
+def _command(folder: RunFolder) -> tuple[list[str], str]:
+    """The words of the command that makes a run again, from any folder, and what it needs; none where none can."""
+    table, known = folder.table, folder.environment
+    own = [part for part in ("data", "model", "algorithm") if table[part]["name"] == CUSTOM]
+    own += ["loss"] if known["loss"] == CUSTOM else []
+    if own:
+        return [], f"from Python, with the {', the '.join(own)} that was passed to keel.run"
+    name, files = table["algorithm"]["name"], files_of(table)
+    needs = [f"the files at {', '.join(files)}"] if files else []
+    needs += [f"the module {name.partition(':')[0]} on the import path"] if ":" in name else []
+    options = ["--algorithm", name, "--seed", str(table["seed"])]
+    for assignment in assignments(table):
+        if assignment.partition("=")[0] not in ("algorithm.name", "seed"):
+            options += ["--set", assignment]
+    words = [shlex.quote(word) for word in ("keel", "run", *options)]
+    return words, f"needs {' and '.join(needs)}" if needs else ""
 
 
 def _thin(count: int, most: int) -> np.ndarray:

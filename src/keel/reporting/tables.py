@@ -28,9 +28,12 @@ def _rounds(row: dict[str, Any]) -> str:
     return "never" if row["rounds_to_target"] is None else str(row["rounds_to_target"])
 
 
-def saving(value: float | None) -> str:
-    """A share that was saved; below zero where it cost more."""
-    return "-" if value is None else f"{100 * value:.0f} %"
+def change(saved: float | None) -> str:
+    """An arrow and percents: down for what was saved, up for what it cost more."""
+    if saved is None:
+        return "-"
+    amount = f"{100 * abs(saved):.0f} %"
+    return amount if amount == "0 %" else f"{'↓' if saved > 0 else '↑'} {amount}"
 
 
 def explanation(comparison: Comparison, interval: bool = False) -> str:
@@ -41,11 +44,15 @@ def explanation(comparison: Comparison, interval: bool = False) -> str:
     if known:
         at = percent(min(known)) if len(known) == 1 else "its target"
         if comparison.target is not None:
-            return f"{words} Rounds and bytes: until the average over {comparison.window} rounds stands at {at}."
+            words += f" Rounds and bytes: until the average over {comparison.window} rounds stands at {at}."
+            if any(comparison.baseline_of(method) for method in comparison.methods):
+                words += f" Δ: less (↓) or more (↑) than {comparison.baseline} spent."
+            return words
         name = next(m.label for m in comparison.methods if m.algorithm == comparison.baseline)
         words += (
             f" Rounds and bytes: until the average over {comparison.window} rounds stands at {at}, "
-            f"the final accuracy of {name if len(known) < 2 else comparison.baseline} in the same setting."
+            f"the final accuracy of {name if len(known) < 2 else comparison.baseline} in the same setting. "
+            "Δ: less (↓) or more (↑) than it spent."
         )
     return words
 
@@ -110,50 +117,58 @@ def sweep_explanation(rows: list[dict[str, Any]], on: str, most: int = 20) -> st
 
 
 SHADES = " ░▒▓█"
-COLUMNS = ["method", "accuracy", "rounds", "saved", "bytes", "saved"]
-COST_COLUMNS = ["method", "share of rounds", "bytes", "change", "time", "change"]
+COLUMNS = ["method", "accuracy", "rounds", "Δ rounds", "bytes", "Δ bytes"]
+COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text: its columns, its rows, and each row's place by accuracy (from 1) where it has one."""
+    """A table as text, of one setting: its columns, its rows, and each row's place by accuracy (from 1), if any."""
 
+    title: str
+    """The setting, where there are several."""
     columns: list[str]
     rows: list[list[str]]
     places: list[int | None]
 
 
-def results(comparison: Comparison, interval: bool = False) -> Sheet:
-    """Accuracy, and rounds and bytes to the target."""
+def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
+    """Accuracy, and rounds and bytes to the target; a sheet for each setting."""
     rows = [
         [
-            row["label"],
             accuracy(row, "accuracy_interval" if interval else "accuracy_std"),
             _rounds(row),
-            saving(row["rounds_saved"]),
+            change(row["rounds_saved"]),
             size(row["bytes_to_target"]),
-            saving(row["bytes_saved"]),
+            change(row["bytes_saved"]),
         ]
         for row in comparison.rows()
     ]
-    return Sheet(COLUMNS, rows, comparison.places())
+    return _sheets(comparison, COLUMNS, rows, comparison.places())
 
 
-def costs(comparison: Comparison) -> Sheet:
-    """What it costs to reach the baseline's quality, by the paper's three steps."""
+def costs(comparison: Comparison) -> list[Sheet]:
+    """What it costs to reach the baseline's quality, by the paper's three steps; a sheet for each setting."""
     rows = []
     for row in comparison.rows():
         if (cost := row.get("cost")) is None:
-            rows.append([row["label"], *["-"] * 5])
+            rows.append(["-"] * 5)
             continue
         figures = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
-        rows.append([row["label"], *figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
-    return Sheet(COST_COLUMNS, rows, [None] * len(rows))
+        rows.append([*figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
+    return _sheets(comparison, COST_COLUMNS, rows, [None] * len(rows))
 
 
-def change(saved: float) -> str:
-    """An arrow and percents: down for a reduction, up for an increase."""
-    return "0 %" if round(1000 * saved) == 0 else f"{'↓' if saved > 0 else '↑'} {100 * abs(saved):.1f} %"
+def _sheets(comparison: Comparison, columns: list[str], rows: list[list[str]], places: list[int | None]) -> list[Sheet]:
+    return [
+        Sheet(
+            setting.title if len(comparison.settings) > 1 else "",
+            columns,
+            [[label, *rows[place]] for place, label in zip(setting.places, setting.labels, strict=True)],
+            [places[place] for place in setting.places],
+        )
+        for setting in comparison.settings
+    ]
 
 
 def terminal_table(sheet: Sheet) -> Table:
@@ -172,7 +187,8 @@ def markdown(sheet: Sheet) -> str:
     marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = [sheet.columns, ["---", *["---:"] * (len(sheet.columns) - 1)]]
     lines += [[row[0], marks.get(place or 0, "{}").format(row[1]), *row[2:]] for row, place in _ranked(sheet)]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    table = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return f"{sheet.title}\n\n{table}" if sheet.title else table
 
 
 def latex(sheet: Sheet) -> str:
@@ -182,6 +198,8 @@ def latex(sheet: Sheet) -> str:
         [_tex(row[0]), marks.get(place or 0, "%s") % _tex(row[1]), *map(_tex, row[2:])] for row, place in _ranked(sheet)
     ]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
+    if sheet.title:
+        lines += [rf"\multicolumn{{{len(sheet.columns)}}}{{l}}{{{_tex(sheet.title)}}} \\", r"\midrule"]
     lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
     lines += [" & ".join(row) + r" \\" for row in body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
@@ -200,7 +218,9 @@ def csv_text(comparison: Comparison) -> str:
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, dict):
+        if name == "fields":
+            flat |= value
+        elif isinstance(value, dict):
             flat |= {f"{name}_{key}": each for key, each in value.items()}
         else:
             flat[name] = " ".join(map(str, value)) if isinstance(value, list) else value
@@ -212,7 +232,7 @@ def _ranked(sheet: Sheet) -> Iterable[tuple[list[str], int | None]]:
 
 
 TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
-TEX |= {"^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
+TEX |= {"Δ": r"$\Delta$", "^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:

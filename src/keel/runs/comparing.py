@@ -55,7 +55,8 @@ def run_jobs(jobs: list[Job], quiet: bool) -> list[RunFolder]:
     titles = [job.spec.algorithm.title for job in jobs]
     groups = [job.path.name.rpartition("-seed")[0] for job in jobs]
     labels = titles if len(set(titles)) == len(set(groups)) else groups
-    with watching(labels, [job.spec.rounds for job in jobs], quiet) as watch:
+    names = [f"seed {job.spec.seed}" for job in jobs]
+    with watching(labels, [job.spec.rounds for job in jobs], quiet, names) as watch:
         run_all(jobs, cores(), watch)
     return [RunFolder.open(job.path) for job in jobs]
 

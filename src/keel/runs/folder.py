@@ -126,15 +126,6 @@ class RunFolder:
         summary = self.summary
         return summary is not None and summary["status"] != "interrupted"
 
-    @property
-    def busy(self) -> bool:
-        """Whether somebody writes to it now."""
-        try:
-            with self.locked():
-                return False
-        except (KeelError, OSError):
-            return True
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile."""
@@ -210,6 +201,18 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         write_whole(self.summary_file, [(json.dumps(summary, indent=2) + "\n").encode()])
+
+
+def sqlite_address(file: Path) -> str:
+    """A database file for SQLAlchemy, in which "?" and "%" have a meaning of their own."""
+    from sqlalchemy.engine import URL, make_url  # comes with the extras that have databases
+
+    path = str(file.absolute())
+    plain, quoted = f"sqlite:///{path}", URL.create("sqlite", database=path).render_as_string()
+    for address in (plain, quoted):
+        if make_url(address).database == path:
+            return address
+    raise KeelError(f"out: {path!r} cannot be a database's address; accepted: a path without '?'")
 
 
 def environment() -> dict[str, Any]:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from shlex import quote
@@ -190,14 +189,13 @@ def check_same(known: Mapping[str, Any], training: Training) -> None:
 def _fingerprints(training: Training) -> dict[str, Any]:
     """What tells whether two trainings are on the same task, also where parts of it were passed in Python."""
     task = training.task
-    partition = sha256(task.data.partition.indices.tobytes() + task.data.partition.offsets.tobytes())
     known_loss = task.loss is default_loss(task.data)
     return {
         "loss": "cross entropy" if known_loss else CUSTOM,
         "parameters": training.parameters,
         "initial_sha256": state_fingerprint(task.module),
         "examples_sha256": task.data.fingerprint(),
-        "partition_sha256": partition.hexdigest(),
+        "partition_sha256": task.data.partition.fingerprint(),
     }
 
 

@@ -1,5 +1,6 @@
 """A spec: the whole experiment as a table of settings, checked, with defaults that suit the data and the algorithm."""
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
-from keel.algorithms import Algorithm, make_algorithm
+from keel.algorithms import REGISTRY, Algorithm, make_algorithm
 from keel.buffers import BufferPolicy
 from keel.data.catalog import CATALOG
 from keel.data.partition import Way
@@ -21,6 +22,8 @@ from keel.network import Network
 from keel.schedules import Schedule
 from keel.settings import check_settings, paths
 
+NO_PART = ("network", "tracking")
+"""Tables that say nothing about what is computed: who is told, and what is made of the times."""
 CUSTOM = "custom"
 """The name of data, a model or an algorithm that was passed as a Python object and cannot be found by name."""
 
@@ -57,7 +60,7 @@ class DataSpec(_Table):
             raise ValueError(f"alpha goes with partition = 'dirichlet', not {self.partition!r}")
         if self.name not in CATALOG:
             raise unknown("data.name", self.name, CATALOG)
-        check_settings("data", self.name, CATALOG[self.name].load, self.settings)
+        check_settings("data", self.name, CATALOG[self.name].load, self.settings, DataSpec.model_fields)
         if self.partition == "key" and not CATALOG[self.name].natural:
             raise ValueError(f"{self.name} has no natural key; accepted partitions: 'dirichlet', 'iid'")
         if self.clients is None and self.partition != "key":
@@ -93,7 +96,7 @@ class ModelSpec(_Table):
         if self.name != CUSTOM:
             if self.name not in MODELS:
                 raise unknown("model.name", self.name, MODELS)
-            check_settings("model", self.name, MODELS[self.name], self.settings)
+            check_settings("model", self.name, MODELS[self.name], self.settings, ModelSpec.model_fields)
         return self
 
 
@@ -195,8 +198,9 @@ class Spec(_Table):
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """All of it but who is told and what is made of its times, which may differ between two starts of one run."""
-        return self.model_dump(exclude_none=True, exclude={"tracking", "network"})
+        """All of it but what may differ between two starts of one run, which changes none of its bits."""
+        no_part: dict[str, Any] = {**dict.fromkeys(NO_PART, True), "engine": {"workers"}}
+        return self.model_dump(exclude_none=True, exclude=no_part)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -343,11 +347,60 @@ def _settle(full: dict[str, Any], given: Mapping[str, Any]) -> None:
             data.pop("alpha", None)
     if full["data"].get("partition") != "key" and "min_examples" not in given.get("data", {}):
         full["data"].pop("min_examples", None)  # which goes with natural clients
-    for section, known in ("data", {name: entry.load for name, entry in CATALOG.items()}), ("model", MODELS):
-        table = full[section]
-        for field in paths(known[table["name"]]) if table.get("name") in known else []:
-            if isinstance(path := table.get(field), str) and Path(path).exists():
-                table[field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+    for section, field in _path_fields(full):
+        if Path(path := full[section][field]).exists():
+            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+
+
+def _path_fields(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The settings of the data set and of the model that are paths, and given."""
+    loaders: dict[str, Mapping[str, Any]] = {
+        "data": {name: entry.load for name, entry in CATALOG.items()},
+        "model": MODELS,
+    }
+    found = []
+    for section, known in loaders.items():
+        given = table[section]
+        fields = paths(known[given["name"]]) if given.get("name") in known else []
+        found += [(section, field) for field in fields if isinstance(given.get(field), str)]
+    return found
+
+
+def files_of(table: Mapping[str, Any]) -> list[str]:
+    """The files of the user's own that a resolved table names."""
+    return [table[section][field] for section, field in _path_fields(table)]
+
+
+def assignments(table: Mapping[str, Any]) -> list[str]:
+    """What `override` makes a resolved table of again: "key=value" for all that is not so by default.
+
+    No code that the table names is imported: where the algorithm is a user's own, all fields are there.
+    """
+    table = {section: value for section, value in table.items() if section not in NO_PART}
+    given = flatten(table)
+    if table["algorithm"]["name"] in REGISTRY:
+        for field in given:
+            rest = {key: value for key, value in given.items() if key != field}
+            if _makes(rest, table):
+                given = rest
+    return [f"{key}={_as_text(value)}" for key, value in given.items()]
+
+
+def _makes(fields: Mapping[str, Any], table: Mapping[str, Any]) -> bool:
+    """Whether these fields are enough for a spec that resolves to `table`."""
+    given: dict[str, Any] = {}
+    for key, value in fields.items():
+        put(given, key, value)
+    try:
+        return flatten(make_spec(given).experiment) == flatten(table)
+    except KeelError:
+        return False
+
+
+def _as_text(value: Any) -> str:
+    """As `override` reads it: JSON is TOML here, and text that is no TOML stands for itself."""
+    whole = json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and override({}, [f"value={value}"])["value"] == value else whole
 
 
 def check_names(table: Mapping[str, Any]) -> None:

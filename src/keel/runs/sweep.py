@@ -64,7 +64,8 @@ def _run_points(plan: Plan, points: list[Point], path: Path, quiet: bool) -> Non
         return
     check_tasks(job.spec for job in left)
     label = f"{len(left)} of {len(every)} runs"
-    with watching([label] * len(left), [job.spec.rounds for job in left], quiet) as watch:
+    names = [" ".join(job.path.parts[-2:]) for job in left]
+    with watching([label] * len(left), [job.spec.rounds for job in left], quiet, names) as watch:
         run_all(left, cores(), watch)
 
 

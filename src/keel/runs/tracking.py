@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from keel.errors import KeelError
 from keel.rounds import Hook, Record
-from keel.runs.folder import RunFolder
+from keel.runs.folder import RunFolder, sqlite_address
 from keel.runs.spec import Spec, TrackingSpec, flatten
 
 Scalars = dict[str, float]
@@ -191,7 +191,7 @@ class MLflow:
 
         beside = folder.path.absolute().parent
         with _quiet("mlflow"), FileLock(beside / ".mlflow.lock"):  # two processes cannot make one database
-            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{beside / 'mlflow.db'}")
+            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or sqlite_address(beside / "mlflow.db"))
         self.has = 0
         if (known := folder.tracked_as.get("mlflow")) is None:
             made = self.client.create_run(self._experiment(spec.tracking.project), run_name=folder.path.name)

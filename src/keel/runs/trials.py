@@ -11,6 +11,7 @@ from keel.engines import cores
 from keel.errors import KeelError
 from keel.rounds import Record
 from keel.runs.batch import Crew, crew, run_one
+from keel.runs.folder import sqlite_address
 from keel.runs.run import existing
 from keel.runs.search import Axis, Plan, Point, Range, name_of
 from keel.runs.spec import Spec, resolved_spec
@@ -47,7 +48,8 @@ def run_trials(plan: Plan, path: Path, quiet: bool) -> list[Point]:
         left = total - sum(trial.state.is_finished() for trial in before)
         if left > 0:
             runs = total * len(plan.seeds)
-            with watching([f"{total} points"] * runs, [plan.base.rounds] * runs, quiet) as watch:
+            names = [f"point {number} seed {seed}" for number in range(total) for seed in plan.seeds]
+            with watching([f"{total} points"] * runs, [plan.base.rounds] * runs, quiet, names) as watch:
                 _Trials(plan, path, study, total, watch).run()
         tried = [_point(trial) for trial in _proposed(study, plan) if trial.state.is_finished()]
         return list({name_of(point): point for point in tried}.values())
@@ -179,7 +181,7 @@ def _storage(path: Path) -> Iterator[Any]:
     """The study's file, which several processes write to: each waits for the others."""
     from optuna.storages import RDBStorage
 
-    storage = RDBStorage(f"sqlite:///{path / 'sweep.db'}", engine_kwargs={"connect_args": {"timeout": 60}})
+    storage = RDBStorage(sqlite_address(path / "sweep.db"), engine_kwargs={"connect_args": {"timeout": 60}})
     try:
         yield storage
     finally:

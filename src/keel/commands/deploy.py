@@ -1,4 +1,4 @@
-"""`keel deploy`: what it takes to federate for real, over Flower."""
+"""keel deploy: what it takes to federate for real, over Flower."""
 
 from importlib.util import find_spec
 from pathlib import Path
