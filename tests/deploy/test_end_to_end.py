@@ -44,6 +44,7 @@ class Federation:
         self.folder, self.runs = folder, folder / "runs"
         self.port, *self.node_ports = _free_ports(1 + SITES)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.last_run = ""
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -98,7 +99,8 @@ class Federation:
 
     def run(self, **config: Any) -> None:
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        self.flwr("run", ".", "federation", *(["-c", settings] if settings else []))
+        told = self.flwr("run", ".", "federation", "--format", "json", *(["-c", settings] if settings else []))
+        self.last_run = str(json.loads(told)["run-id"])
 
     def records(self, name: str) -> list[dict[str, Any]]:
         return RunFolder(self.runs / name).records() if (self.runs / name / "metrics.jsonl").exists() else []
@@ -109,7 +111,9 @@ class Federation:
     def until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + PATIENCE
         while not holds():
-            assert time.monotonic() < limit, f"{what}: not in {PATIENCE} s\n{self.logs()}"
+            if time.monotonic() > limit:
+                told = self.flwr("log", self.last_run, "federation", "--show") if self.last_run else ""
+                pytest.fail(f"{what}: not in {PATIENCE} s\n{self.logs()}\nthe run:\n{told}")
             time.sleep(0.1)
 
     def logs(self) -> str:
