@@ -204,17 +204,20 @@ def test_a_site_that_lost_its_disk_joins_as_a_new_one(
     assert all("set_aside" not in record for record in run.records)
 
 
-def test_a_site_that_fails_is_named_with_its_reason(federation: InOneProcess) -> None:
+def test_a_site_that_fails_is_named_and_what_its_error_says_stays_there(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = {0: 0, 1: 0, 2: 0}
 
     def fails_later(node: dict[str, int]) -> Any:
         calls[node["site"]] += 1
         if node["site"] == 0 and calls[0] == 3:
-            raise OSError("the disk is gone")
+            raise ValueError("could not convert 'Jane Doe' to a number")
         return held_by(node["site"])
 
     run = federation(data=fails_later, participation__rate=1.0)
-    assert run.records[1]["set_aside"] == {"0": "OSError: the disk is gone"}
+    assert run.records[1]["set_aside"] == {"0": "RuntimeError: ValueError, of which the site's log says more"}
+    assert [r.levelname for r in caplog.records if "Jane Doe" in (r.exc_text or "")] == ["ERROR"]
 
 
 def test_in_the_first_phase_too_a_round_goes_on_with_those_who_answer(federation: InOneProcess) -> None:

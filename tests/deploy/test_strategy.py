@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from keel.deploy import KeelStrategy, LocalSGD, keel_mod
+from keel.deploy import KeelStrategy, LocalSGD, keel_mod, messages
 from keel.deploy.check import OneProcess, Post
 from keel.deploy.settings import read_settings
 from keel.deploy.site import initial_model
@@ -57,20 +57,16 @@ def trained(tmp_path: Path, name: str, post: Post = lambda node, reply: reply, *
 @pytest.mark.parametrize("name", ["fedavg", "fedhbm", "scaffold", "ghbm", "feddyn", "fedacg", "fedcm"])
 def test_the_model_is_that_of_one_machine(name: str, tmp_path: Path) -> None:
     work: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
+    settings = {"tau": 2} if name == "ghbm" else {}
+    work |= {f"algorithm__{key}": value for key, value in settings.items()}
     module = serial(tmp_path / "serial", algorithm__name=name, **work).module
     expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    settings = {"tau": 1} if name == "ghbm" else {}
-    if settings:
-        module = serial(tmp_path / "tau", algorithm__name=name, algorithm__tau=1, **work).module
-        expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     torch.testing.assert_close(trained(tmp_path, name, **settings), expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_node_that_sends_nan_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(node: int, reply: Message) -> Message | None:
         if node == 2:
-            from keel.deploy import messages
-
             reply.content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), float("nan"))})
         return reply
 

@@ -3,8 +3,10 @@
 Flower starts a fresh process for each message, so that nothing is loaded before it is needed.
 """
 
+import logging
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +34,8 @@ from keel.rounds import BUFFERS, make_recipe
 from keel.runs.spec import Spec, resolved_spec
 from keel.task import Task, make_task
 
+log = logging.getLogger("flwr")
+
 Model = Callable[[], nn.Module]
 Arrays = tuple[Any, Any]
 SiteData = FederatedData | tuple[Arrays, Arrays | None] | Arrays
@@ -46,28 +50,32 @@ def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> Clien
     """The Flower app of a site: `model` gives the model, `data` the site's examples from its settings."""
     app = ClientApp()
 
-    def site(message: Message, context: Context) -> "Site":
-        asked = message.content[messages.ASKED]
-        assert isinstance(asked, ConfigRecord)
-        return Site(model, data, loss, asked, context.node_config)
+    def answering(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
+        def reply(message: Message, context: Context) -> Message:
+            with discreet():
+                asked = message.content.config_records[messages.ASKED]
+                site = Site(model, data, loss, asked, context.node_config)
+                return Message(answer(site, message.content), reply_to=message)
 
-    @app.query()
-    def describe(message: Message, context: Context) -> Message:
-        return Message(site(message, context).describe(), reply_to=message)
+        return reply
 
-    @app.train("probe")
-    def probe(message: Message, context: Context) -> Message:
-        return Message(site(message, context).probe(message.content), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(site(message, context).train(message.content), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(site(message, context).evaluate(message.content), reply_to=message)
-
+    app.query()(answering(Site.describe))
+    app.train("probe")(answering(Site.probe))
+    app.train()(answering(Site.train))
+    app.evaluate()(answering(Site.evaluate))
     return app
+
+
+@contextmanager
+def discreet() -> Iterator[None]:
+    """An error's text may quote an example, and Flower sends it to the server: only Keel's own texts leave the site."""
+    try:
+        yield
+    except KeelError:
+        raise
+    except Exception as error:
+        log.exception("this site could not answer")
+        raise RuntimeError(f"{type(error).__name__}, of which the site's log says more") from None
 
 
 class Site:
@@ -95,7 +103,7 @@ class Site:
         folder = Path(str(self.node.get("memory", user_data_path("keel") / f"site-{self.number}")))
         return SiteMemory(folder, str(self.asked["training"]), self.spec.memory.precision)
 
-    def describe(self) -> RecordDict:
+    def describe(self, content: RecordDict) -> RecordDict:
         """What the server has to know before the first round: how much there is here, and of what shape."""
         task = self.task
         told = ConfigRecord(

@@ -32,7 +32,7 @@ from keel.client import descend
 from keel.deploy import messages
 from keel.deploy.memory import SiteMemory
 from keel.errors import KeelError
-from keel.memories import form_of
+from keel.memories import Form, form_of
 
 log = logging.getLogger("flwr")
 
@@ -52,6 +52,7 @@ class KeelStrategy(FedAvg):
         self.lr, self.server_lr, self.training = lr, server_lr, uuid4().hex
         self.server: State | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.form: Form = {}
         self.counted: dict[int, int] = {}
         self.ctx: RoundContext | None = None
 
@@ -60,7 +61,8 @@ class KeelStrategy(FedAvg):
     ) -> list[Message]:
         if self.server is None:
             self.shapes = {name: array.shape for name, array in arrays.items()}
-            self.server = self.algorithm.init_server(_flat(arrays))
+            self.server = self.algorithm.init_server(theta := _flat(arrays))
+            self.form = form_of(messages_of(self.algorithm, torch.zeros_like(theta))[1][-1])
         wanted = max(int(len(list(grid.get_node_ids())) * self.fraction_train), self.min_train_nodes)
         chosen, online = sample_nodes(grid, self.min_available_nodes, wanted)
         share = len(chosen) / len(online)
@@ -108,9 +110,7 @@ class KeelStrategy(FedAvg):
 
     def _read(self, content: RecordDict, round: int) -> tuple[Tensors, int, int, RecordDict]:
         told = messages.told(content, round, self.training)
-        assert self.server is not None
-        form = form_of(messages_of(self.algorithm, torch.zeros_like(self.server["theta"]))[1][-1])
-        message = messages.unpack(content, form)
+        message = messages.unpack(content, self.form)
         own = RecordDict({name: record for name, record in content.metric_records.items() if name != messages.TOLD})
         weights = [
             record[self.weighted_by_key] for record in own.metric_records.values() if self.weighted_by_key in record
