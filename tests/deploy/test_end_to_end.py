@@ -27,7 +27,7 @@ from keel.deploy.site import client_app
 from keel.runs.folder import RunFolder
 from keel.runs.run import Run
 from tests.deploy import federated_app
-from tests.deploy.conftest import CONFIG, serial
+from tests.deploy.in_one_process import CONFIG, serial
 
 BIN = Path(sys.executable).parent
 PATIENCE = 400

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from keel.deploy import messages
 from keel.deploy.memory import SiteMemory
-from tests.deploy.conftest import InOneProcess, held_by, network, serial
+from tests.deploy.in_one_process import InOneProcess, held_by, network, serial
 
 NAMES = sorted(set(REGISTRY) - {"centralized"})
 

@@ -19,7 +19,7 @@ from keel.deploy import KeelStrategy, LocalSGD, keel_mod, messages
 from keel.deploy.check import OneProcess, Post
 from keel.deploy.settings import read_settings
 from keel.deploy.site import initial_model
-from tests.deploy.conftest import CONFIG, SIZES, held_by, network, serial
+from tests.deploy.in_one_process import CONFIG, SIZES, held_by, network, serial
 
 STEPS = 5
 app = ClientApp(mods=[keel_mod()])
