@@ -158,8 +158,8 @@ class Training:
         position.round, position.server = t, self._within_budget(position, server)
         position.memories.update(kept)
         position.buffers = position.buffers if mean is None else mean
-        traffic.bytes["bytes_up"] += sum(one.bytes for one in absent.values())
-        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
+        sent = {**traffic.bytes, **self.engine.traffic()}
+        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **sent}
         if absent:
             record["set_aside"] = {str(client): one.reason for client, one in absent.items()}
         record["train_loss"] = _finite(float(np.mean(losses)))

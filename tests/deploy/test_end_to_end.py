@@ -99,8 +99,11 @@ class Federation:
 
     def run(self, **config: Any) -> None:
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        told = self.flwr("run", ".", "federation", "--format", "json", *(["-c", settings] if settings else []))
-        self.last_run = str(json.loads(told)["run-id"])
+        told = json.loads(
+            self.flwr("run", ".", "federation", "--format", "json", *(["-c", settings] if settings else []))
+        )
+        assert told["success"], told
+        self.last_run = str(told["run-id"])
 
     def records(self, name: str) -> list[dict[str, Any]]:
         return RunFolder(self.runs / name).records() if (self.runs / name / "metrics.jsonl").exists() else []
@@ -154,8 +157,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def config(runs: Path) -> dict[str, Any]:
-    own = {"methods": ",".join(ROUNDS), "federation.out": str(runs), "federation.timeout": 120, "federation.wait": 600}
-    return {**CONFIG, **own, "algorithm.tau": 1, "evaluation.every": 100, "evaluation.last": 1, "seed": 3}
+    own = {"methods": ",".join(ROUNDS), "algorithm.tau": 1, "evaluation.every": 100, "evaluation.last": 1, "seed": 3}
+    place = {"federation.out": str(runs), "federation.timeout": 120, "federation.wait": 600, "federation.least": 1}
+    return {**CONFIG, **own, **place}
 
 
 def test_four_methods_have_the_bits_of_serial_though_a_node_and_the_server_are_killed(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from keel.algorithms import messages_of
 from keel.algorithms.base import Memory, Message
 from keel.client import ClientResult
-from keel.data.federated import Elsewhere, Examples, FederatedData, Partition
+from keel.data.federated import Elsewhere, Examples, Partition
 from keel.deploy import messages
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site import Arrays, Model, as_examples, initial_model
@@ -31,7 +31,7 @@ from keel.errors import KeelError
 from keel.evaluation import Evaluator
 from keel.memories import Form, form_of
 from keel.params import FlatModel, Loss, state_fingerprint
-from keel.rounds import BUFFERS, Position, Record, Training, size_in_bytes
+from keel.rounds import BUFFERS, Position, Record, Training
 from keel.runs.folder import RunFolder, write_whole
 from keel.runs.run import Run, check_same, create, existing, go, result
 from keel.runs.spec import Spec
@@ -86,7 +86,7 @@ def run_federation(
         position = found.restore(training.memories(found.memory_file)) or training.start(found.memory_file)
         if position.round:
             log.info("going on after round %d of %d: %s", position.round, spec.rounds, found.path)
-        ended = go(found, training, position, [_progress(spec, federation)], lambda: False)
+        ended = go(found, training, position, [_progress(spec)], lambda: False)
     _write_model(found, ended.module)
     log.info("%s after %d rounds; run: %s", ended.status, ended.summary["rounds"], found.path.absolute())
     return ended
@@ -105,9 +105,10 @@ def federation_task(
                     "accepted: the same at every site"
                 )
     stand_in = Examples(torch.zeros(1, *first["shape"]), torch.zeros(1, *first["target_shape"], dtype=torch.long))
-    partition = Partition.of(np.split(np.arange(total := sum(s["examples"] for s in described)), _ends(described)))
-    name = f"federation of {len(described)}, {total} examples"
-    data: FederatedData = Elsewhere("federation", stand_in, test or stand_in, partition, first["classes"], sha256=name)
+    test = test or stand_in
+    ends = np.cumsum([site["examples"] for site in described])
+    partition = Partition.of(np.split(np.arange(ends[-1]), ends[:-1]))
+    data = Elsewhere("federation", stand_in, test, partition, first["classes"])
     task = make_task(spec, module=module, data=data, loss=loss)
     ours = state_fingerprint(task.module)
     for site in described:
@@ -117,10 +118,6 @@ def federation_task(
                 "accepted: a model() that gives the same on every machine"
             )
     return replace(task, moving=tuple(first["moving"]))
-
-
-def _ends(described: list[Description]) -> np.ndarray:
-    return np.cumsum([site["examples"] for site in described])[:-1]
 
 
 class FlowerEngine:
@@ -179,13 +176,16 @@ class FlowerEngine:
             return
         sent = {"theta": theta} | ({BUFFERS: buffers} if self.averages and buffers is not None else {})
         everyone = range(self.sites.federation.sites)
-        self.evaluator.sent = len(everyone) * size_in_bytes(sent)
         answers = self.sites.ask("evaluate", 0, {site: {} for site in everyone}, dict.fromkeys(everyone, sent))
+        self.evaluator.sent = sum(self.traffic().values())
         for site, answer in answers.items():
             try:
                 yield _measured(answer, self._training)
             except messages.Broken as error:
                 log.warning("evaluation: site %d is set aside: %s", site, error)
+
+    def traffic(self) -> dict[str, int]:
+        return self.sites.counted()
 
     def close(self) -> None:
         pass
@@ -254,7 +254,7 @@ class FlowerEngine:
                 tell(site, answer)
                 return content
             except messages.Broken as error:
-                answer = Absent(str(error), messages.size_of(answer))
+                answer = Absent(str(error))
         log.warning("round %d: site %d is set aside: %s", round, site, answer.reason)
         return answer
 
@@ -284,7 +284,7 @@ def _measured(answer: RecordDict | Absent, training: str) -> Tensor:
     return torch.tensor([messages.number(told, "loss"), right, counted, tested], dtype=torch.float64)
 
 
-def _progress(spec: Spec, federation: Federation) -> Callable[[Record, Position, float], None]:
+def _progress(spec: Spec) -> Callable[[Record, Position, float], None]:
     def tell(record: Record, position: Position, seconds: float) -> None:
         aside = record.get("set_aside", {})
         parts = [

@@ -31,6 +31,7 @@ class Sites:
         self.refused: set[int] = set()
         self.online: set[int] = set()
         self.described: dict[int, Description] = {}
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
 
     def wait_for_all(self) -> list[Description]:
         """What each site tells of itself, once all are there."""
@@ -75,6 +76,11 @@ class Sites:
         self.nodes[site] = node
         self.described[site] = described
 
+    def counted(self) -> dict[str, int]:
+        """The bytes of the tensors in all messages since this was asked last."""
+        counted, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
+        return counted
+
     def ask(
         self, kind: str, round: int, contents: Mapping[int, Mapping[str, Any]], tensors: Mapping[int, Tensors]
     ) -> dict[int, RecordDict | Absent]:
@@ -103,6 +109,7 @@ class Sites:
             return {}
         timeout = self.federation.timeout
         sent = [Message(content, node, kind, ttl=timeout, group_id=group) for node, content in contents.items()]
+        self.bytes["bytes_down"] += sum(map(messages.size_of, contents.values()))
         waiting = dict(zip(self.grid.push_messages(sent), contents, strict=True))
         answers: dict[int, RecordDict | Absent] = {}
         began = time.monotonic()
@@ -112,6 +119,7 @@ class Sites:
                 if answer is not None:
                     answers[waiting.pop(number)] = answer
             time.sleep(bool(waiting) * min(max(POLL_SECONDS, waited / 20), 3.0))
+        self.bytes["bytes_up"] += sum(messages.size_of(a) for a in answers.values() if not isinstance(a, Absent))
         return {**answers, **{node: Absent(f"late: no answer in {timeout:g} s") for node in waiting.values()}}
 
     def _pull(self, number: str) -> RecordDict | Absent | None:

@@ -42,10 +42,9 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class Absent:
-    """In the place of a client's answer: why it is not there or not used, and the bytes that came all the same."""
+    """In the place of a client's answer: why it is not there, or not used."""
 
     reason: str
-    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,9 @@ class Engine(Protocol):
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         """What Evaluator.measure gives for each part of the test examples, in their order."""
 
+    def traffic(self) -> dict[str, int]:
+        """The bytes of a round as they were sent, where clients are elsewhere; counted from then on for the next."""
+
     def close(self) -> None:
         """Gives back what the engine holds."""
 
@@ -96,6 +98,9 @@ class InProcess:
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         self.evaluator.look_at(theta, buffers)
         return map(self.evaluator.measure, range(len(self.evaluator.parts)))
+
+    def traffic(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         pass

@@ -112,6 +112,9 @@ class Pool:
         for part, _ in zip(parts, self._done(shared, MEASURE, list(parts)), strict=True):
             yield shared.measured[part]
 
+    def traffic(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         """Ends the workers; they start again when they are needed."""
         for worker in self.workers:
