@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Array
+from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
@@ -28,16 +30,31 @@ def whole():
 def site_data(node):
     site, inputs, labels = whole()
     mine = site == node["site"]
-    spoiled = "spoil" in node and Path(node["spoil"]).exists()
-    return inputs[mine] * (1e30 if spoiled else 1.0), labels[mine]
+    return inputs[mine], labels[mine]
 
 
 def test():
     return whole()[1:]
 
 
-client = client_app(model, site_data)
+honest = client_app(model, site_data)
+client = ClientApp()
 server = ServerApp()
+
+
+def answer(message, context):
+    """As Keel answers, but that the report is NaN as long as the file is there that the node's settings name."""
+    reply = honest(message, context)
+    if "spoil" in context.node_config and Path(context.node_config["spoil"]).exists():
+        for tensors in reply.content.array_records.values():
+            for name, array in tensors.items():
+                nan = np.full(array.shape, np.nan, dtype=np.float32)
+                tensors[name] = Array(array.dtype, array.shape, array.stype, nan.tobytes())
+    return reply
+
+
+for register in (client.query(), client.train("probe"), client.train(), client.evaluate()):
+    register(answer)
 
 
 @server.main()
