@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keel.commands import data
+from keel.commands import data, deploy
 from keel.commands.algorithms import algorithms
 from keel.commands.compare import compare, demo, report
 from keel.commands.run import resume, run
@@ -42,6 +42,7 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 for command in (demo, run, resume, compare, sweep, report, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from math import ceil
 import torch
 from torch import nn
 
-from keel.engines.base import CPU, Engine, Problem, RoundWork
+from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
 from keel.engines.batched import is_chain
 from keel.engines.cluster import Cluster
 from keel.engines.cohort import Cohort
@@ -98,4 +98,15 @@ def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Cluster", "Engine", "Problem", "RoundWork", "at_once", "choose", "cores", "find_device", "make_engine"]
+__all__ = [
+    "Absent",
+    "Cluster",
+    "Engine",
+    "Problem",
+    "RoundWork",
+    "at_once",
+    "choose",
+    "cores",
+    "find_device",
+    "make_engine",
+]

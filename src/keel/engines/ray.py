@@ -22,7 +22,7 @@ from keel.client import ClientResult
 from keel.data.federated import Examples
 from keel.data.store import file_of
 from keel.engines.allocator import tune
-from keel.engines.base import Problem, RoundWork
+from keel.engines.base import Problem, RoundWork, Simulated
 from keel.engines.cluster import Cluster, load_ray, one_line
 from keel.engines.cohort import Cohort
 from keel.engines.serial import Serial
@@ -144,7 +144,7 @@ class Hand:
     orders: int = 0
 
 
-class Ray:
+class Ray(Simulated):
     def __init__(self, engine: Serial | Cohort, problem: Problem, workers: int, cluster: Cluster):
         self.engine, self.problem, self.count, self.cluster = engine, problem, workers, cluster
         self.evaluator = engine.evaluator
