@@ -125,7 +125,7 @@ def test_a_spec_that_is_not_toml_is_one_line(keel: Keel, tmp_path: Path) -> None
 def test_algorithms_as_json(keel: Keel) -> None:
     rows = {row["name"]: row for row in json.loads(keel("algorithms", "--json").out)}
     for row in rows.values():
-        assert row.keys() == {"name", "title", "paper", "stateful", "down", "up", "relative_cost"}
+        assert row.keys() == {"name", "title", "paper", "stateful", "mean_suffices", "down", "up", "relative_cost"}
     costs = {
         0.0: ["centralized"],
         1.0: ["fedavg", "fedprox", "feddyn", "adabest", "fedavgm", "fedacg", "localghbm", "fedhbm",
@@ -139,6 +139,8 @@ def test_algorithms_as_json(keel: Keel) -> None:
     }
     stateful = {name for name, row in rows.items() if row["stateful"]}
     assert stateful == {"adabest", "centralized", "feddyn", "fedhbm", "localghbm", "scaffold", "scaffold_m"}
+    more_than_the_mean = {name for name, row in rows.items() if not row["mean_suffices"]}
+    assert more_than_the_mean == {"centralized", "fedcm", "ghbm_theory", "scaffold_m"}
 
 
 def test_algorithms_fit_a_terminal(keel: Keel) -> None:

@@ -1,13 +1,13 @@
 """The loop: sample, broadcast, train, aggregate, evaluate, tell the hooks. Knows no algorithm, engine or file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import acos, degrees, isfinite
 from pathlib import Path as FilePath
 from statistics import fmean
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
-from keel.engines import Problem, RoundWork, cores, find_device, make_engine
+from keel.engines import Absent, Engine, Problem, RoundWork, cores, find_device, make_engine
+from keel.engines.cluster import Cluster, in_slot
 from keel.errors import KeelError
 from keel.memories import Memories, on_disk
 from keel.params import FlatModel
@@ -24,6 +25,7 @@ from keel.sampling import Cyclic, Sampler, Uniform, Weighted
 from keel.schedules import learning_rate
 from keel.task import Task
 
+Answer = TypeVar("Answer")
 Record = dict[str, Any]
 """What a round was: a line of metrics.jsonl. Never a time, so that equal runs have equal records."""
 
@@ -52,16 +54,28 @@ Hook = Callable[[Record, Position, float], None]
 class Training:
     """One run of one spec on one task, from any position."""
 
-    def __init__(self, spec: Spec, task: Task, workers: int | None = None):
+    def __init__(
+        self,
+        spec: Spec,
+        task: Task,
+        workers: int | None = None,
+        engine: Callable[[Problem], Engine] | None = None,
+    ):
+        """`engine` makes another one than the spec names: one whose clients are elsewhere."""
         self.spec, self.task = spec, task
-        local = spec.local
-        work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
-        recipe = Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
+        recipe = make_recipe(spec, task)
         self.local_buffers = spec.model.buffers == "local"
-        self.device = find_device(spec.engine.device)
+        asked = workers or spec.engine.workers
+        cluster = None
+        if spec.engine.on_ray and not in_slot():
+            cluster = Cluster(spec.engine.address, spec.engine.gpus, asked or cores())
+        self.device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
         problem = Problem(task, recipe, self.local_buffers, spec.engine.compile, self.device)
-        self.workers = workers or spec.engine.workers or cores()
-        self.engine = make_engine(spec.engine.name, problem, self.workers)
+        room = cores() if cluster is None else cluster.slots()
+        self.workers = asked or room
+        self.engine = engine(problem) if engine else make_engine(spec.engine.name, problem, self.workers, cluster)
+        if self.engine.remote and spec.evaluation.deviation:
+            raise KeelError("evaluation.deviation: asks more of clients than their round; accepted over Flower: []")
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()
@@ -102,22 +116,25 @@ class Training:
         algorithm, t = self.spec.algorithm, position.round + 1
         cohort = self._longest_first(self.sampler.cohort(t))
         ctx = self._context(t, cohort)
-        traffic = Traffic(len(cohort), counts=not algorithm.pooled)
-        weights = self._weights(cohort)
+        traffic = Traffic(counts=not algorithm.pooled)
+        absent: dict[int, Absent] = {}
         server = position.server
-        received = traffic.down(algorithm.broadcast(server, ctx))
+        received = traffic.down(algorithm.broadcast(server, ctx), len(cohort))
         known = [position.memories.get(client, {}) for client in cohort.tolist()]
         memories = [self._memory(kept) for kept in known]
         buffers = [kept.get(BUFFERS, position.buffers) for kept in known]
         mean = None if position.buffers is None or self.local_buffers else torch.zeros_like(position.buffers)
         if mean is not None:
-            traffic.down({BUFFERS: mean})
+            traffic.down({BUFFERS: mean}, len(cohort))
         work = RoundWork(cohort, received, memories, ctx, buffers)
         if algorithm.probes:
-            probes = zip(self.engine.probe(work), weights, strict=True)
-            gradients = (Report(traffic.up(message), weight, steps=0) for message, weight in probes)
-            server, more = algorithm.absorb(server, gradients, ctx)
-            work = replace(work, received={**received, **traffic.down(more)})
+            work, probes = self._answered(work, self.engine.probe(work), absent)
+            weighed = zip(probes, self._weights(work.cohort), strict=True)
+            gradients = (Report(traffic.up(message), weight, steps=0) for message, weight in weighed)
+            server, more = algorithm.absorb(server, gradients, work.ctx)
+            work = replace(work, received={**received, **traffic.down(more, len(work.cohort))})
+        work, results = self._answered(work, self.engine.train(work), absent)
+        cohort, ctx, weights = work.cohort, work.ctx, self._weights(work.cohort)
         losses: list[float] = []
         distances: list[float] = []
         kept: dict[int, Memory] = {}
@@ -126,7 +143,7 @@ class Training:
 
         def receive() -> Iterator[Report]:
             """The reports as they come, in the order of the cohort."""
-            for client, weight, result in zip(cohort.tolist(), weights, self.engine.train(work), strict=True):
+            for client, weight, result in zip(cohort.tolist(), weights, results, strict=True):
                 memory = dict(result.memory)
                 if mean is not None and result.buffers is not None:
                     traffic.up({BUFFERS: result.buffers})
@@ -160,7 +177,10 @@ class Training:
         position.round, position.server = t, self._within_budget(position, server)
         position.memories.update(kept)
         position.buffers = position.buffers if mean is None else mean
-        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **traffic.bytes}
+        sent = {**traffic.bytes, **self.engine.traffic()}
+        record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **sent}
+        if absent:
+            record["set_aside"] = {str(client): one.reason for client, one in absent.items()}
         record["train_loss"] = _finite(float(np.mean(losses)))
         theta = position.server["theta"]
         if not torch.isfinite(theta).all():
@@ -170,7 +190,7 @@ class Training:
         record |= deviation
         if self._due(t):
             quality = self.engine.evaluator.quality(self.engine.measure(theta, position.buffers))
-            if not isfinite(quality["test_loss"]):
+            if not isfinite(quality.get("test_loss", 0.0)):  # sites that test may all be away
                 return {**record, "diverged": True}
             record.update(quality)
         return record
@@ -186,9 +206,33 @@ class Training:
             buffers=[kept.get(BUFFERS, position.buffers) for kept in known],
         )
         mean = torch.zeros_like(self.initial)
-        for weight, result in zip(self._weights(clients), self.engine.train(whole), strict=True):
+        _, results = self._answered(whole, self.engine.train(whole), {})
+        for weight, result in zip(self._weights(clients), results, strict=True):
+            if "delta" not in result.message:
+                name = type(self.spec.algorithm).__name__
+                raise KeelError(f"evaluation.deviation: clients of {name} report no delta; accepted: [] for it")
             mean.add_(result.message["delta"], alpha=weight)
         return mean
+
+    def _answered(
+        self, work: RoundWork, answers: Iterator[Answer | Absent], absent: dict[int, Absent]
+    ) -> tuple[RoundWork, Iterable[Answer]]:
+        """The round of those who answered, and their answers; the others are added to `absent`.
+
+        Clients on this machine all do: their answers are read one by one, when they are needed.
+        """
+        if not self.engine.remote:
+            return work, cast(Iterator[Answer], answers)
+        there: dict[int, Answer] = {}
+        for row, answer in enumerate(answers):
+            if isinstance(answer, Absent):
+                absent[int(work.cohort[row])] = answer
+            else:
+                there[row] = answer
+        if len(there) < len(work.cohort):
+            rows = list(there)
+            work = work.of(rows, self._context(work.ctx.round, work.cohort[rows]))
+        return work, there.values()
 
     def _within_budget(self, position: Position, server: State) -> State:
         """The server's state; where it is beyond its budget in RAM, what a round left as it was goes to files."""
@@ -230,6 +274,12 @@ class Training:
         return self.spec.evaluation.due(t, self.spec.rounds)
 
 
+def make_recipe(spec: Spec, task: Task) -> Recipe:
+    local = spec.local
+    work = LocalWork(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
+    return Recipe(spec.algorithm, task.loss, work, spec.seed, task.data.prepare, task.data.at_once)
+
+
 def make_sampler(spec: Spec, task: Task) -> Sampler:
     sizes = task.data.partition.sizes
     clients = len(sizes)
@@ -257,12 +307,12 @@ def one_thread() -> Iterator[None]:
 class Traffic:
     """Counts the bytes of a round from its messages: each that goes down once per client, each that comes up."""
 
-    def __init__(self, cohort: int, counts: bool):
-        self.cohort, self.counts = cohort, counts
+    def __init__(self, counts: bool):
+        self.counts = counts
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
 
-    def down(self, message: Message) -> Message:
-        self.bytes["bytes_down"] += self.counts * self.cohort * size_in_bytes(message)
+    def down(self, message: Message, clients: int) -> Message:
+        self.bytes["bytes_down"] += self.counts * clients * size_in_bytes(message)
         return message
 
     def up(self, message: Message) -> Message:

@@ -53,7 +53,8 @@ def make_task(
         raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
     if len(data.input_shape) == 3 and any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         data = replace(data, prepare=ChannelsLast(data.prepare))
-    return _tried(Task(module, data, loss or default_loss(data)), spec)
+    task = Task(module, data, loss or default_loss(data))
+    return _tried(task, spec) if data.here else task
 
 
 def check_tasks(specs: Iterable[Spec]) -> None:

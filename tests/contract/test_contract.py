@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms import REGISTRY, describe
-from keel.algorithms.base import Algorithm, ClientContext, Context, Memory, Message, Report, State
+from keel.algorithms import REGISTRY, describe, messages_of
+from keel.algorithms.base import Algorithm, ClientContext, Context, Memory, Message, Report, State, weighted_mean
 from keel.algorithms.base import Path as LocalPath
 from keel.client import ClientResult
 from keel.engines import RoundWork
@@ -240,3 +240,31 @@ def test_reports_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
         for name, value in result.message.items():
             torch.testing.assert_close(value, alone[client].message[name], rtol=1e-4, atol=1e-6)
     training.engine.close()
+
+
+@every_algorithm
+def test_the_mean_of_the_reports_suffices_where_an_algorithm_says_so(cls: type[Algorithm]) -> None:
+    """What secure aggregation would hand over: one report that is the weighted mean, in both phases of a round."""
+    algorithm, size = cls(), 7
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(size, generator=generator)
+    ctx = Context(round=1, clients=10, cohort=3, share=0.3, period=10 / 3, lr=0.1, server_lr=0.7)
+    server = algorithm.init_server(theta)
+    _, up = messages_of(algorithm, theta)
+
+    def reports_like(message: Message) -> list[Report]:
+        messages = [{name: torch.randn(value.shape, generator=generator) for name, value in message.items()}] * 2
+        messages.append({name: -2 * value for name, value in messages[0].items()})
+        return [Report(m, weight, steps) for m, weight, steps in zip(messages, (0.5, 0.3, 0.2), (3, 8, 5), strict=True)]
+
+    def state(reduce: Callable[[list[Report]], list[Report]]) -> State:
+        generator.manual_seed(1)
+        known = server
+        if algorithm.probes:
+            known, _ = algorithm.absorb(known, reduce(reports_like(up[0])), ctx)
+        return algorithm.aggregate(known, reduce(reports_like(up[-1])), ctx)
+
+    each = state(lambda reports: reports)
+    mean = state(lambda reports: [Report(weighted_mean(reports), 1.0, 4)])
+    alike = all(torch.allclose(each[name], mean[name], atol=1e-6) for name in each)
+    assert alike == (cls.mean_suffices or algorithm.pooled)

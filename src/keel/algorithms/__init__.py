@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientContext, Context, Path, Report
+from keel.algorithms.base import Algorithm, ClientContext, Context, Message, Path, Report
 from keel.errors import KeelError, explain, unknown
 
 
@@ -46,10 +47,8 @@ def make_algorithm(name: str, **settings: Any) -> Algorithm:
         raise KeelError(explain(error, "algorithm")) from None
 
 
-def describe(cls: type[Algorithm]) -> dict[str, Any]:
-    """What `keel algorithms` says of one: its traffic is that of real messages, in units of the model."""
-    algorithm, size = cls(), 1000
-    theta = torch.zeros(size)
+def messages_of(algorithm: Algorithm, theta: Tensor) -> tuple[list[Message], list[Message]]:
+    """The messages of a round for one client, down and up, each as it is with a model like `theta`."""
     ctx = ClientContext(round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
     server, memory = algorithm.init_server(theta), algorithm.init_client(theta)
     received = algorithm.broadcast(server, ctx)
@@ -60,6 +59,13 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         down.append(more)
     path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, velocity=theta)
     up.append(algorithm.report(path, {**received, **down[-1]}, memory, ctx)[0])
+    return down, up
+
+
+def describe(cls: type[Algorithm]) -> dict[str, Any]:
+    """What `keel algorithms` says of one: its traffic is that of real messages, in units of the model."""
+    algorithm, size = cls(), 1000
+    down, up = messages_of(algorithm, torch.zeros(size))
     units = [sum(t.numel() for message in way for t in message.values()) / size for way in (down, up)]
     sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
@@ -68,7 +74,8 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         "name": cls.name,
         "title": cls.title,
         "paper": cls.paper,
-        "stateful": bool(memory),
+        "stateful": bool(algorithm.init_client(torch.zeros(size))),
+        "mean_suffices": algorithm.mean_suffices,
         **sent,
         "relative_cost": (sent["down"] + sent["up"]) / 2,
     }
@@ -92,4 +99,4 @@ def _imported(name: str) -> type[Algorithm]:
     return cls
 
 
-__all__ = ["REGISTRY", "Algorithm", "Context", "Report", "algorithm_class", "describe", "make_algorithm"]
+__all__ = ["REGISTRY", "Algorithm", "Context", "Report", "algorithm_class", "describe", "make_algorithm", "messages_of"]

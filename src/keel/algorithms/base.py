@@ -130,6 +130,10 @@ class Algorithm:
     pooled: ClassVar[bool] = False
     """Whether all examples are at one place: a reference, not a federation, so nothing is sent."""
 
+    mean_suffices: ClassVar[bool] = True
+    """Whether the server needs no more of the reports than their weighted mean, so that secure aggregation can hide
+    each of them. Not so where a client's own number of steps enters the mean."""
+
     @property
     def observes(self) -> frozenset[Observation]:
         """What `report` reads of the path besides its ends."""

@@ -33,6 +33,7 @@ class Centralized(Algorithm):
     title = "Centralized"
     paper = "reference"
     pooled = True
+    mean_suffices = False  # there is nobody to aggregate
 
     momentum: Fraction = 0.9
 

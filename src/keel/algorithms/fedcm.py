@@ -36,6 +36,7 @@ class FedCM(Algorithm):
     name = "fedcm"
     title = "FedCM"
     paper = "Xu et al., 2021"
+    mean_suffices = False
 
     alpha: Fraction = 0.1
 

@@ -42,6 +42,7 @@ class GHBMTheory(Algorithm):
     name = "ghbm_theory"
     title = "GHBM (theory)"
     paper = "Zaccone et al., TMLR 2025"
+    mean_suffices = False
 
     beta: Fraction = 0.1
     tau: Tau = "period"

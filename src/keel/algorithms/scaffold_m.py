@@ -36,6 +36,7 @@ class ScaffoldM(Scaffold):
     name = "scaffold_m"
     title = "SCAFFOLD-M"
     paper = "Cheng et al., ICLR 2024"
+    mean_suffices = False
 
     beta: Fraction = 0.1
 

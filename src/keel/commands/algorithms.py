@@ -16,13 +16,14 @@ def algorithms(as_json: AsJson = False) -> None:
         return
     from rich.table import Table
 
-    from keel.terminal import print_table
+    from keel.terminal import console, print_table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "paper", "keeps memory", "down", "up", "cost"):
+    for name in ("name", "paper", "memory", "mean", "down", "up", "cost"):
         table.add_column(name, justify="right" if name in ("down", "up", "cost") else "left", no_wrap=True)
     for row in rows:
-        memory = "yes" if row["stateful"] else "no"
+        properties = ["yes" if row[key] else "no" for key in ("stateful", "mean_suffices")]
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
-        table.add_row(row["name"], row["paper"], memory, *traffic)
+        table.add_row(row["name"], row["paper"], *properties, *traffic)
     print_table(table)
+    console.print("\nmemory: kept by clients between rounds. mean: all the server needs of reports.")

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keel.commands.options import (
+    Address,
     AsJson,
     Cost,
     DryRun,
+    Engine,
     Form,
     Format,
     Interval,
@@ -65,6 +67,8 @@ def compare(
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
     rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
+    engine: Engine = None,
+    address: Address = None,
     target: Target = None,
     interval: Interval = False,
     cost: Cost = False,
@@ -87,6 +91,7 @@ def compare(
         "model": {"name": model},
         "rounds": rounds,
         "participation": {"rate": rate},
+        "engine": {"name": engine, "address": address},
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]

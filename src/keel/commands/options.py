@@ -24,6 +24,10 @@ Target = Annotated[
 ]
 Interval = Annotated[bool, typer.Option("--interval", help="95 % confidence intervals instead of deviations.")]
 Cost = Annotated[bool, typer.Option("--cost", help="Also the cost to reach the target, by the paper's procedure.")]
+Engine = Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort, pool or ray.")]
+Address = Annotated[
+    str | None, typer.Option(help="engine.address: a Ray cluster, as auto or HOST:PORT; local starts one here.")
+]
 Form = Annotated[Format | None, typer.Option("--format", help="How the table is printed; else as text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and run nothing.")]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keel.commands.options import AsJson, DryRun, Quiet, print_json, with_options
+from keel.commands.options import Address, AsJson, DryRun, Engine, Quiet, print_json, with_options
 from keel.commands.price import print_price
 
 
@@ -23,7 +23,8 @@ def run(
     lr: Annotated[float | None, typer.Option(help="local.lr")] = None,
     rate: Annotated[float | None, typer.Option(help="participation.rate")] = None,
     seed: Annotated[int | None, typer.Option(help="seed")] = None,
-    engine: Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort or pool.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one below runs/.")] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -45,7 +46,7 @@ def run(
         "local": {"lr": lr},
         "participation": {"rate": rate},
         "seed": seed,
-        "engine": {"name": engine},
+        "engine": {"name": engine, "address": address},
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
     resolved = make_spec(table)
@@ -59,6 +60,7 @@ def run(
 
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    address: Address = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -72,7 +74,7 @@ def resume(
 
     spec = RunFolder.open(path).spec
     with watching([spec.algorithm.title], [spec.rounds], quiet) as watch:
-        ended = resume_run(path, hooks=[lambda record, *_: watch(0, record)])
+        ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 
 

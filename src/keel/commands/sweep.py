@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keel.commands.options import AsJson, DryRun, Quiet, print_json, with_options
+from keel.commands.options import Address, AsJson, DryRun, Engine, Quiet, print_json, with_options
 from keel.commands.price import print_price
 
 
@@ -30,6 +30,8 @@ def sweep(
     data: Annotated[str | None, typer.Option(help="data.name")] = None,
     model: Annotated[str | None, typer.Option(help="model.name")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds")] = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder; else one below runs/.")] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -48,6 +50,7 @@ def sweep(
         "data": {"name": data},
         "model": {"name": model},
         "rounds": rounds,
+        "engine": {"name": engine, "address": address},
         "search": {
             "grid": grid,
             "method": method,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -127,6 +128,8 @@ class FederatedData:
     prepare: Preparation = field(default_factory=AsStored)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+    here: ClassVar[bool] = True
+    """Whether the examples are on this machine."""
 
     def __repr__(self) -> str:
         return f"<FederatedData {self.name}: {self.partition.clients} clients, {len(self.partition.indices)} examples>"
@@ -152,6 +155,15 @@ class FederatedData:
     def fingerprint(self) -> str:
         """SHA-256 of the examples that the set was made from."""
         return self.sha256 or fingerprint(self.train, self.test)
+
+
+class Elsewhere(FederatedData):
+    """What others hold, seen from outside: how many examples each has and what one looks like.
+
+    The training examples are a stand-in for their shape; so are the test examples, where nobody has any here.
+    """
+
+    here = False
 
 
 def fingerprint(train: Examples, test: Examples) -> str:

@@ -29,7 +29,7 @@ def holdings(data: FederatedData) -> dict[str, Any]:
             "most": int(sizes.max()),
         },
     }
-    if data.classes:
+    if data.classes and data.here:
         clients = _evenly(data.partition.clients, MEASURED)
         counts = label_counts(data, clients)
         told |= {"measured_clients": len(clients), **heterogeneity(counts), "picture": _picture(clients, counts)}

@@ -11,6 +11,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from filelock import FileLock
@@ -22,6 +23,16 @@ FORMAT = 1
 """Raised when what is prepared from the same files changes."""
 ALWAYS_HASHED = 1 << 30
 """Bytes of an array beyond which its size and time are believed: reading tens of gigabytes would take minutes."""
+
+_mapped: WeakValueDictionary[int, np.memmap] = WeakValueDictionary()
+"""The arrays that are open, by where they lie in memory."""
+
+
+def file_of(array: np.ndarray) -> Path | None:
+    """The prepared file that an array is a view of, from its first to its last byte."""
+    mapped = _mapped.get(array.ctypes.data)
+    same = mapped is not None and (mapped.shape, mapped.dtype) == (array.shape, array.dtype)
+    return Path(mapped.filename) if mapped is not None and same and mapped.filename else None
 
 
 def data_folder() -> Path:
@@ -114,7 +125,8 @@ def _open(place: Path) -> Prepared:
         if not file.is_file() or not (trusted or _sha256(file) == digest):
             raise KeelError(f"data: {str(file)!r} is damaged; remove {str(place)!r} and it is prepared again")
         # Copy on write: torch wants memory it may write to, and nobody writes. The pages stay the file's own.
-        arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
+        array = arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
+        _mapped[array.ctypes.data] = array
     whole = sha256(json.dumps([contents["facts"], contents["sha256"]], sort_keys=True).encode())
     return Prepared(arrays, contents["facts"], whole.hexdigest())
 

@@ -2,15 +2,18 @@
 
 import os
 import sys
+from dataclasses import replace
 from math import ceil
 
 import torch
 from torch import nn
 
-from keel.engines.base import CPU, Engine, Problem, RoundWork
+from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
 from keel.engines.batched import is_chain
+from keel.engines.cluster import Cluster
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
+from keel.engines.ray import Ray
 from keel.engines.serial import Serial
 from keel.errors import KeelError
 from keel.task import Task, per_example_cross_entropy
@@ -26,13 +29,16 @@ PLAIN |= {nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity
 """Layers that do the same whatever their values are."""
 
 
-def make_engine(name: str, problem: Problem, workers: int) -> Engine:
-    """The engine of that name, with so many workers if it has any."""
+def make_engine(name: str, problem: Problem, workers: int, cluster: Cluster | None = None) -> Engine:
+    """The engine of that name, with so many workers if it has any: on a cluster, its actors."""
     chosen = choose(name, problem.task, problem.device)
     if problem.compile and chosen != "cohort":
         raise KeelError(
             f"engine.compile: is of the engine 'cohort', not of {chosen!r}; accepted: engine.name = 'cohort'"
         )
+    if cluster is not None:
+        here = replace(problem, device=CPU)  # of the driver, which need not have what its actors have
+        return Ray(Cohort(here) if chosen == "cohort" else Serial(here), problem, workers, cluster)
     match chosen:
         case "cohort":
             # a compiler leaves threads behind, and a process that has some should not fork
@@ -58,7 +64,7 @@ def cores() -> int:
 
 def at_once(engine: str, workers: int, cohort: int) -> int:
     """How many processes train at a time, of a cohort of so many clients."""
-    groups = {"serial": 1, "pool": cohort}.get(engine, ceil(cohort / Cohort.group))
+    groups = {"serial": 1, "pool": cohort, "ray": cohort}.get(engine, ceil(cohort / Cohort.group))
     return max(1, min(workers, groups))
 
 
@@ -92,4 +98,15 @@ def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     return "pool" if FORKS else "serial"
 
 
-__all__ = ["Engine", "Problem", "RoundWork", "at_once", "choose", "cores", "find_device", "make_engine"]
+__all__ = [
+    "Absent",
+    "Cluster",
+    "Engine",
+    "Problem",
+    "RoundWork",
+    "at_once",
+    "choose",
+    "cores",
+    "find_device",
+    "make_engine",
+]

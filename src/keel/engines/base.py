@@ -31,8 +31,23 @@ class RoundWork:
     def groups(self, size: int) -> Iterator["RoundWork"]:
         """The round of so many clients after the other."""
         for first in range(0, len(self.cohort), size):
-            some = slice(first, first + size)
-            yield replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
+            yield self.part(first, first + size)
+
+    def part(self, first: int, end: int) -> "RoundWork":
+        some = slice(first, end)
+        return replace(self, cohort=self.cohort[some], memories=self.memories[some], buffers=self.buffers[some])
+
+    def of(self, rows: list[int], ctx: Context) -> "RoundWork":
+        """The round of some of the clients, by their place in the cohort."""
+        memories, buffers = [self.memories[row] for row in rows], [self.buffers[row] for row in rows]
+        return replace(self, cohort=self.cohort[rows], memories=memories, buffers=buffers, ctx=ctx)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """In the place of a client's answer: why it is not there, or not used."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -49,22 +64,36 @@ class Problem:
 
 class Engine(Protocol):
     name: str
+    remote: bool
+    """Whether the clients are elsewhere, where some may be absent. What clients do on this machine is certain."""
     evaluator: Evaluator
 
-    def probe(self, work: RoundWork) -> Iterator[Message]:
+    def probe(self, work: RoundWork) -> Iterator[Message | Absent]:
         """The clients' messages of the first phase, for algorithms that have one, in the order of the cohort."""
 
-    def train(self, work: RoundWork) -> Iterator[ClientResult]:
+    def train(self, work: RoundWork) -> Iterator[ClientResult | Absent]:
         """The clients' results, in the order of the cohort, each as soon as it is needed."""
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         """What Evaluator.measure gives for each part of the test examples, in their order."""
 
+    def traffic(self) -> dict[str, int]:
+        """The bytes of a round as they were sent, where clients are elsewhere; counted from then on for the next."""
+
     def close(self) -> None:
         """Gives back what the engine holds."""
 
 
-class InProcess:
+class Simulated:
+    """Of engines whose clients are made up here: all of them answer, and nothing is sent but what is counted."""
+
+    remote = False
+
+    def traffic(self) -> dict[str, int]:
+        return {}
+
+
+class InProcess(Simulated):
     """Computes in this process, on one device. A worker of a pool is given a `group` of clients at a time."""
 
     group = 1

@@ -23,7 +23,7 @@ from torch import Tensor
 from keel.algorithms.base import Context, Memory, Message, Path
 from keel.client import ClientResult
 from keel.engines.allocator import tune
-from keel.engines.base import RoundWork
+from keel.engines.base import RoundWork, Simulated
 from keel.engines.cohort import Cohort
 from keel.engines.serial import Serial
 from keel.errors import KeelError
@@ -70,7 +70,7 @@ class Worker:
     """The numbers of what it was told to do and has not answered."""
 
 
-class Pool:
+class Pool(Simulated):
     def __init__(self, engine: Serial | Cohort, workers: int):
         self.engine, self.count, self.evaluator = engine, workers, engine.evaluator
         self.name = "pool" if isinstance(engine, Serial) else engine.name

@@ -17,7 +17,7 @@ from keel.errors import KeelError, unknown
 from keel.network import Network
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
-from keel.runs.spec import NO_PART, flatten
+from keel.runs.spec import NO_PART, engine_bits, flatten
 
 WINDOW = 20
 """Rounds over which accuracy is averaged before it is compared with a target."""
@@ -426,8 +426,7 @@ def shared(folder: RunFolder) -> Table:
     Of the engine that is how it computes: the cohort in batches, or client after client, in however many processes.
     """
     table = {k: v for k, v in folder.table.items() if k not in ("seed", *NO_PART)}
-    way = {"name": "cohort" if folder.engine == "cohort" else "serial"}
-    return {**table, "engine": {**{k: v for k, v in table["engine"].items() if k != "workers"}, **way}}
+    return {**table, "engine": engine_bits({**table["engine"], "name": folder.engine})}
 
 
 def _task(folder: RunFolder) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Many runs over the cores, each in its own folder: those that exist are not run again, stopped ones go on."""
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,18 +14,22 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, TypeAlias
 
+from keel.engines import Cluster, cores
 from keel.engines.allocator import tune
 from keel.errors import Stopped
 from keel.rounds import Record
 from keel.runs.folder import RunFolder
 from keel.runs.run import ensure
+from keel.runs.slots import Listener, Slots, Teller, slots
 from keel.runs.spec import Spec, resolved_spec
 
 TOLD = ("round", "bytes_down", "bytes_up", "accuracy", "diverged")
 """What is told of a round while it goes on."""
 Rounds: TypeAlias = "multiprocessing.Queue[tuple[int, Record]]"
-_progress: Rounds
-_halted: Event
+Telling: TypeAlias = "Rounds | Teller"
+Hearing: TypeAlias = "Rounds | Listener"
+_progress: Telling
+_halted: Event | Teller
 _stopped = threading.Event()
 
 
@@ -39,18 +44,20 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
 
     Ctrl-C reaches the workers too: each finishes its round and saves, and what had not begun is left out.
     """
-    each = max(1, workers // len(jobs))  # fewer runs than cores share them out
-    with crew(min(workers, len(jobs)), on_round) as hands:
+    cluster = cluster_of(job.spec for job in jobs)
+    each = max(1, workers // len(jobs)) if cluster is None else 1  # fewer runs than cores share them out
+    place = Path(os.path.commonpath([job.path.absolute().parent for job in jobs]))
+    with crew(min(workers, len(jobs)), on_round, cluster, place) as hands:
         tables = [job.spec.model_dump(exclude_none=True) for job in jobs]
-        waiting = [hands.submit(_run, i, tables[i], job.path, each) for i, job in enumerate(jobs)]
+        waiting = [hands.submit(_run, i, tables[i], job.path.absolute(), each) for i, job in enumerate(jobs)]
         hands.follow(waiting)
         return [future.result() for future in waiting]
 
 
 class Crew:
-    """Worker processes that run experiments and tell of each round."""
+    """Worker processes, or slots of a cluster, that run experiments and tell of each round."""
 
-    def __init__(self, pool: ProcessPoolExecutor, queue: Rounds, on_round: Callable[[int, Record], None]):
+    def __init__(self, pool: ProcessPoolExecutor | Slots, queue: Hearing, on_round: Callable[[int, Record], None]):
         self.pool, self.queue, self.on_round = pool, queue, on_round
 
     def submit(self, function: Callable[..., dict[str, Any]], *arguments: Any) -> Future[dict[str, Any]]:
@@ -73,9 +80,28 @@ class Crew:
                     return
 
 
+def cluster_of(specs: Iterable[Spec]) -> Cluster | None:
+    """The cluster that all of them are to run on; None where they do not agree on one."""
+    engines = [spec.engine for spec in specs]
+    places = {(engine.on_ray, engine.address, engine.gpus, engine.workers) for engine in engines}
+    first = engines[0]
+    if len(places) > 1 or not first.on_ray:
+        return None
+    return Cluster(first.address, first.gpus, first.workers or cores())
+
+
 @contextmanager
-def crew(size: int, on_round: Callable[[int, Record], None]) -> Iterator[Crew]:
-    """So many processes. If anything fails each finishes its round and saves; what had not begun is left out."""
+def crew(
+    size: int, on_round: Callable[[int, Record], None], cluster: Cluster | None = None, place: Path = Path()
+) -> Iterator[Crew]:
+    """So many processes, or the slots of a cluster for runs below `place`.
+
+    If anything fails each finishes its round and saves; what had not begun is left out.
+    """
+    if cluster is not None:
+        with slots(cluster, place) as (room, listener):
+            yield Crew(room, listener, on_round)
+        return
     context = multiprocessing.get_context("spawn")
     queue, halted = context.Queue(), context.Event()
     with ProcessPoolExecutor(size, context, initializer=_begin, initargs=(queue, halted)) as pool:
@@ -91,12 +117,17 @@ def crew(size: int, on_round: Callable[[int, Record], None]) -> Iterator[Crew]:
             raise
 
 
+def report_to(progress: Telling, halted: Event | Teller) -> None:
+    """Whom the runs of this process tell, and who tells them to stop."""
+    global _progress, _halted
+    _progress, _halted = progress, halted
+    _stopped.clear()
+
+
 def _begin(queue: Rounds, halted: Event) -> None:
     """A worker: Ctrl-C is noted, and never breaks it between two runs, where it talks with its parent."""
-    global _progress, _halted
     queue.cancel_join_thread()  # a parent that has stopped listening must not keep a worker from ending
-    _progress, _halted = queue, halted
-    _stopped.clear()
+    report_to(queue, halted)
     signal.signal(signal.SIGINT, lambda *_: _stopped.set())
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

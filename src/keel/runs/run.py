@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -85,9 +85,9 @@ def run(
     room = check_room(training, Path("runs" if out is None else out))
     if announce is not None:
         announce(room)
-    folder = _create(spec, training, None if out is None else Path(out))
+    folder = create(spec, training, None if out is None else Path(out))
     with folder.locked():
-        return _go(folder, training, training.start(folder.memory_file), hooks, stop)
+        return go(folder, training, training.start(folder.memory_file), hooks, stop)
 
 
 def resume(
@@ -97,35 +97,39 @@ def resume(
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
     loss: Loss | None = None,
+    address: str | None = None,
     hooks: Sequence[Hook] = (),
     workers: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Goes on where a run was stopped, to the same bits as if it never had been. A finished run stays as it is.
 
-    What was passed in Python when it began has to be passed again, and is checked to be the same.
+    What was passed in Python when it began has to be passed again, and is checked to be the same. With an `address`
+    it goes on there, on a Ray cluster.
     """
     folder = RunFolder.open(Path(path))
     table, known = folder.table, folder.environment
+    if folder.engine == "flower":
+        raise KeelError(f"run: {str(path)!r} is of a federation; accepted: flwr run with the same federation.out")
     for kind, value in ("model", model), ("data", data), ("algorithm", algorithm), ("loss", loss):
         own = known["loss"] == CUSTOM if kind == "loss" else table[kind]["name"] == CUSTOM
         if own and value is None:
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
     chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    if address is not None:
+        chosen |= {"address": address, "name": "cohort" if folder.engine == "cohort" else "ray"}
+    elif folder.engine in ("serial", "pool"):  # a run that a slot of a cluster began goes on without one
+        chosen |= {"address": None, "gpus": None}
     check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=chosen)})
     with folder.locked():
         training = Training(spec, make_task(spec, module=model, data=data, loss=loss), workers)
-        for what, value in _fingerprints(training).items():
-            if known[what] != value:
-                raise KeelError(
-                    f"{what}: {value!r}, but this run began with {known[what]!r}; accepted: what it began with"
-                )
+        check_same(known, training)
         if folder.ended:
-            return _result(folder, training, folder.saved_position() or training.start())
+            return result(folder, training, folder.saved_position() or training.start())
         position = folder.restore(training.memories(folder.memory_file))
-        return _go(folder, training, position or training.start(folder.memory_file), hooks, stop)
+        return go(folder, training, position or training.start(folder.memory_file), hooks, stop)
 
 
 def ensure(
@@ -146,7 +150,7 @@ def existing(spec: Spec, path: Path) -> RunFolder | None:
     if not path.exists():
         return None
     folder = RunFolder.open(path)
-    if folder.spec.experiment != spec.experiment:
+    if folder.spec.identity != spec.identity:
         raise KeelError(
             f"out: {str(path)!r} holds a run of another spec; accepted: another folder (--out), or none there"
         )
@@ -156,8 +160,8 @@ def existing(spec: Spec, path: Path) -> RunFolder | None:
     return folder
 
 
-def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
-    """The folder at `path`, or a telling name below runs/ that is not taken."""
+def create(spec: Spec, training: Training, path: Path | None, more: Mapping[str, Any] | None = None) -> RunFolder:
+    """The folder at `path`, or a telling name below runs/ that is not taken; `more` is known of its surroundings."""
     known = {
         "engine": training.engine.name,
         "device": str(training.device),
@@ -165,6 +169,7 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
         "title": spec.algorithm.title,
         **_fingerprints(training),
         **environment(),
+        **(more or {}),
     }
     told = {**holdings(training.task.data), "split": split_of(spec.data)}
     if path is not None:
@@ -178,6 +183,13 @@ def _create(spec: Spec, training: Training, path: Path | None) -> RunFolder:
         except FileExistsError:  # taken, perhaps this moment by another process
             continue
     raise AssertionError("count() does not end")
+
+
+def check_same(known: Mapping[str, Any], training: Training) -> None:
+    """Whether a training is on the task that a run began with."""
+    for what, value in _fingerprints(training).items():
+        if known[what] != value:
+            raise KeelError(f"{what}: {value!r}, but this run began with {known[what]!r}; accepted: what it began with")
 
 
 def _fingerprints(training: Training) -> dict[str, Any]:
@@ -225,21 +237,23 @@ def _as_spec(
     return make_spec(table)
 
 
-def _go(
+def go(
     folder: RunFolder, training: Training, position: Position, hooks: Sequence[Hook], stop: Callable[[], bool]
 ) -> Run:
-    due = [monotonic() + CHECKPOINT_SECONDS]
+    """Runs what is left. With clients elsewhere each round is saved, for they count on the last one; Ctrl-C is then
+    for who talks to them."""
+    due, remote = [monotonic() + CHECKPOINT_SECONDS], training.engine.remote
 
     def keep(record: Record, position: Position, seconds: float) -> None:
         folder.append(record, seconds)
-        if monotonic() > due[0] and not record.get("diverged"):
+        if (remote or monotonic() > due[0]) and not record.get("diverged"):
             began = monotonic()
             folder.save(position)
             due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:
         with tracked(folder, training.spec) as track:
-            with interruptible() as interrupted:
+            with nullcontext(threading.Event()) if remote else interruptible() as interrupted:
                 status = training.run(position, [keep, track, *hooks], stop=lambda: interrupted.is_set() or stop())
             if status == "diverged":  # said first: a position that is not finite must not be gone on from
                 folder.finish(summarize(folder, training, position, status))
@@ -250,10 +264,10 @@ def _go(
     except OSError as error:
         kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
         raise OSError(f"{error}; {kept}") from error
-    return _result(folder, training, position)
+    return result(folder, training, position)
 
 
-def _result(folder: RunFolder, training: Training, position: Position) -> Run:
+def result(folder: RunFolder, training: Training, position: Position) -> Run:
     evaluator = training.engine.evaluator
     evaluator.look_at(position.server["theta"], position.buffers)
     summary = folder.summary

@@ -143,10 +143,38 @@ class EvaluationSpec(_Table):
 
 
 class EngineSpec(_Table):
-    name: Literal["auto", "serial", "cohort", "pool"] = "auto"
+    name: Literal["auto", "serial", "cohort", "pool", "ray"] = "auto"
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: bool = False
+    address: Annotated[str, Field(min_length=1)] | None = None
+    gpus: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        return self.name == "ray" or self.address is not None
+
+    @property
+    def where(self) -> str:
+        """The device that clients train on: on Ray that which is asked for, since this process need not have it."""
+        return ("cuda" if self.gpus else "cpu") if self.on_ray else self.device
+
+    @model_validator(mode="after")
+    def _of_ray(self) -> "EngineSpec":
+        if self.address is not None and self.name in ("serial", "pool"):
+            raise ValueError(f"address goes with name = 'ray', 'cohort' or 'auto', not {self.name!r}")
+        if self.gpus is not None and not self.on_ray:
+            raise ValueError("gpus goes with name = 'ray' or an address: elsewhere the device is one for all clients")
+        if self.on_ray and self.device not in ("auto", self.where):
+            raise ValueError(f"device {self.device!r} on Ray; accepted: 'cuda' with gpus, 'cpu' without")
+        return self
+
+
+def engine_bits(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an engine can change a result: neither who computes nor where, as long as the arithmetic is the same."""
+    kept = {key: value for key, value in engine.items() if key not in ("workers", "address", "gpus")}
+    kept["name"] = "serial" if engine["name"] in ("serial", "pool", "ray") else engine["name"]
+    return {**kept, "device": "cuda"} if engine.get("gpus") else kept
 
 
 class MemorySpec(_Table):
@@ -202,6 +230,12 @@ class Spec(_Table):
         """All of it but what may differ between two starts of one run, which changes none of its bits."""
         no_part: dict[str, Any] = {**dict.fromkeys(NO_PART, True), "engine": {"workers"}}
         return self.model_dump(exclude_none=True, exclude=no_part)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same: the experiment, however it is shared out."""
+        table = self.experiment
+        return {**table, "engine": engine_bits(table["engine"])}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keel.engines import cores
 from keel.errors import KeelError
 from keel.rounds import Record
-from keel.runs.batch import Crew, crew, run_one
+from keel.runs.batch import Crew, cluster_of, crew, run_one
 from keel.runs.folder import sqlite_address
 from keel.runs.run import existing
 from keel.runs.search import Axis, Plan, Point, Range, name_of
@@ -72,15 +72,17 @@ class _Trials:
                 self._show(trial.number)
             else:
                 stopped.append(trial)
-        asked, at_once = len(trials), min(cores(), self.total)
-        with crew(at_once, self.watch) as hands:
+        cluster = cluster_of([self.plan.base])
+        room = cores() if cluster is None else cluster.slots()
+        asked, at_once = len(trials), min(room, self.total)
+        with crew(at_once, self.watch, cluster, self.path) as hands:
             while True:
                 while len(self.running) < at_once and (stopped or asked < self.total):
                     if stopped:
                         trial = stopped.pop(0)
                     else:
                         trial, asked = self._ask(), asked + 1
-                    self._begin(hands, trial, max(1, cores() // at_once))
+                    self._begin(hands, trial, max(1, room // at_once) if cluster is None else 1)
                 if not self.running:
                     return
                 hands.follow([future for future, _ in self.running.values()], enough=any)
@@ -98,9 +100,10 @@ class _Trials:
         elif name in self.running:
             self.running[name][1].append(trial.number)
         else:
-            runs = [(spec.model_dump(exclude_none=True), path) for spec, path in self.plan.runs(point, self.path)]
+            folder = self.path.absolute()  # a slot of a cluster is in another folder
+            runs = [(spec.model_dump(exclude_none=True), path) for spec, path in self.plan.runs(point, folder)]
             seen = max(trial.intermediate_values, default=0)
-            rest = (self.path, trial._trial_id, _pruner(self.plan), seen, workers)
+            rest = (folder, trial._trial_id, _pruner(self.plan), seen, workers)
             self.running[name] = hands.submit(_try, self._first_line(trial.number), runs, *rest), [trial.number]
 
     def _collect(self) -> None:
@@ -199,7 +202,7 @@ def _check(plan: Plan, path: Path) -> None:
 
 def _same_search(study: "Study", plan: Plan, path: Path) -> None:
     kept = {key: value for key, value in plan.described().items() if key not in ("points", "sampler")}
-    search = json.dumps({**kept, "spec": plan.base.experiment}, sort_keys=True)
+    search = json.dumps({**kept, "spec": plan.base.identity}, sort_keys=True)
     if study.user_attrs.setdefault("search", search) != search:
         raise KeelError(f"out: {str(path)!r} holds another search; accepted: another folder, or none there")
     study.set_user_attr("search", search)

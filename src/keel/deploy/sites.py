@@ -1,0 +1,157 @@
+"""The sites as the server reaches them: a message to each, and the answers that come in time."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from keel.algorithms.base import Message as Tensors
+from keel.deploy import messages
+from keel.deploy.settings import Federation
+from keel.engines import Absent
+from keel.errors import KeelError
+
+log = logging.getLogger("flwr")  # Flower's own, which is what its users read
+
+Description = dict[str, Any]
+"""What a site tells of itself before the first round."""
+POLL_SECONDS = 0.2  # at first; a twentieth of the time that was waited, up to 3 s, later
+TELL_SECONDS = 30.0
+
+
+class Sites:
+    """Who is where. A site is known by its number, which is in its node's own settings."""
+
+    def __init__(self, grid: Grid, federation: Federation, asked: Mapping[str, Any]):
+        self.grid, self.federation, self.asked = grid, federation, dict(asked)
+        self.nodes: dict[int, int] = {}
+        self.refused: set[int] = set()
+        self.online: set[int] = set()
+        self.described: dict[int, Description] = {}
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+
+    def wait_for_all(self) -> list[Description]:
+        """What each site tells of itself, once all are there."""
+        until, told = time.monotonic() + self.federation.wait, time.monotonic()
+        while len(self.described) < self.federation.sites:
+            self.refresh()
+            missing = [str(n) for n in range(self.federation.sites) if n not in self.described]
+            if missing and time.monotonic() > until:
+                raise KeelError(
+                    f"federation.sites: {self.federation.sites}, but site {', '.join(missing)} did not come; "
+                    "accepted: all of them when a training begins"
+                )
+            if missing and time.monotonic() > told:
+                log.info("waiting for site %s", ", ".join(missing))
+                told = time.monotonic() + TELL_SECONDS
+            time.sleep(POLL_SECONDS * bool(missing))
+        return [self.described[site] for site in range(self.federation.sites)]
+
+    def refresh(self) -> None:
+        """Asks the nodes that are new who they are."""
+        before, online = self.online, set(self.grid.get_node_ids())
+        self.online = online
+        if before - online:  # a node that was refused may be what a site has become
+            self.refused.clear()
+        new = sorted(online - set(self.nodes.values()) - self.refused)
+        for node, answer in self._exchange("query", dict.fromkeys(new, self._content({})), "0").items():
+            self._enter(node, answer, online)
+
+    def _enter(self, node: int, answer: RecordDict | Absent, online: set[int]) -> None:
+        try:
+            described = _described(answer)
+            site = described["site"]
+            if site >= self.federation.sites:
+                raise messages.Broken(f"calls itself site {site} of {self.federation.sites}")
+            if self.nodes.get(site, node) in online - {node}:
+                raise messages.Broken(f"calls itself site {site}, which another node is")
+        except messages.Broken as error:
+            log.warning("node %d is set aside: %s", node, error)
+            self.refused.add(node)
+            return
+        log.info("site %d is node %d, with %d examples", site, node, described["examples"])
+        self.nodes[site] = node
+        self.described[site] = described
+
+    def counted(self) -> dict[str, int]:
+        """The bytes of the tensors in all messages since this was asked last."""
+        counted, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
+        return counted
+
+    def ask(
+        self, kind: str, round: int, contents: Mapping[int, Mapping[str, Any]], tensors: Mapping[int, Tensors]
+    ) -> dict[int, RecordDict | Absent]:
+        """A message of this kind to each of the sites, and what came back before it was too late."""
+        online = set(self.grid.get_node_ids())
+        reachable = {site: self.nodes[site] for site in contents if self.nodes.get(site) in online}
+        packed: dict[int, Any] = {}  # the same tensors are packed once
+        for site in reachable:
+            packed.setdefault(id(tensors[site]), messages.pack(tensors[site]))
+        sent = {
+            node: self._content({**contents[site], "round": round}, packed[id(tensors[site])])
+            for site, node in reachable.items()
+        }
+        answers = self._exchange(kind, sent, str(round))
+        return {
+            site: answers[reachable[site]] if site in reachable else Absent("is not connected") for site in contents
+        }
+
+    def _content(self, asked: Mapping[str, Any], tensors: Any = None) -> RecordDict:
+        records: dict[str, Any] = {messages.ASKED: ConfigRecord({**self.asked, **asked})}
+        return RecordDict(records if tensors is None else {**records, messages.TENSORS: tensors})
+
+    def _exchange(self, kind: str, contents: Mapping[int, RecordDict], group: str) -> dict[int, RecordDict | Absent]:
+        """By node."""
+        if not contents:
+            return {}
+        timeout = self.federation.timeout
+        sent = [Message(content, node, kind, ttl=timeout, group_id=group) for node, content in contents.items()]
+        self.bytes["bytes_down"] += sum(map(messages.size_of, contents.values()))
+        waiting = dict(zip(self.grid.push_messages(sent), contents, strict=True))
+        answers: dict[int, RecordDict | Absent] = {}
+        began = time.monotonic()
+        while waiting and (waited := time.monotonic() - began) < timeout:
+            for number in list(waiting):
+                answer = self._pull(number)
+                if answer is not None:
+                    answers[waiting.pop(number)] = answer
+            time.sleep(bool(waiting) * min(max(POLL_SECONDS, waited / 20), 3.0))
+        self.bytes["bytes_up"] += sum(messages.size_of(a) for a in answers.values() if not isinstance(a, Absent))
+        return {**answers, **{node: Absent(f"late: no answer in {timeout:g} s") for node in waiting.values()}}
+
+    def _pull(self, number: str) -> RecordDict | Absent | None:
+        """The answer to one message, if it is there; each alone, so that a broken one takes no other with it."""
+        try:
+            for reply in self.grid.pull_messages([number]):
+                return Absent(_one_line(reply.error.reason)) if reply.has_error() else reply.content
+        except (ValueError, TypeError, KeyError) as error:  # what Flower raises for content that it cannot read
+            return Absent(f"broken: {_one_line(error)}")
+        return None
+
+
+def _described(answer: RecordDict | Absent) -> Description:
+    if isinstance(answer, Absent):
+        raise messages.Broken(answer.reason)
+    told = answer.get(messages.TOLD)
+    if not isinstance(told, ConfigRecord):
+        raise messages.Broken("does not describe itself")
+    described: Description = dict(told)
+    for name, least in ("site", 0), ("examples", 1), ("classes", 0):
+        if not isinstance(described.get(name), int) or described[name] < least:
+            raise messages.Broken(f"{name} is {described.get(name)!r} instead of a number from {least}")
+    for name, kind in ("shape", int), ("target_shape", int), ("moving", str):
+        value = described.get(name)
+        if not isinstance(value, list) or not all(isinstance(part, kind) for part in value):
+            raise messages.Broken(f"{name} is {value!r}")
+    if not isinstance(described.get("model"), str):
+        raise messages.Broken("does not say which model it has")
+    return {
+        name: described[name] for name in ("site", "examples", "classes", "shape", "target_shape", "moving", "model")
+    }
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())[:300]

@@ -1,0 +1,340 @@
+"""A federation in one process has the bits of `serial`, and no answer of a site can spoil it."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from keel import KeelError
+from keel.algorithms import REGISTRY
+from keel.runs.folder import RunFolder
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from keel.deploy import messages
+from keel.deploy.memory import SiteMemory
+from tests.deploy.in_one_process import InOneProcess, held_by, network, serial
+
+NAMES = sorted(set(REGISTRY) - {"centralized"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_has_the_bits_and_the_bytes_of_serial(
+    name: str, federation: InOneProcess, tmp_path: Path
+) -> None:
+    there = federation(algorithm__name=name)
+    here = serial(tmp_path / "serial", algorithm__name=name)
+    assert there.summary["model_sha256"] == here.summary["model_sha256"]
+    assert there.records == here.records
+
+
+def test_buffers_are_averaged_or_stay_as_in_serial(federation: InOneProcess, tmp_path: Path) -> None:
+    for policy in "average", "local":
+        settings = {"model__buffers": policy, "local__drop_last": True}
+        there = federation(model=with_statistics, out=policy, **settings)
+        here = serial(tmp_path / f"serial-{policy}", model=with_statistics, **settings)
+        assert there.summary["model_sha256"] == here.summary["model_sha256"]
+        assert there.records == here.records
+
+
+def test_a_stopped_server_goes_on_to_the_same_bits(federation: InOneProcess, tmp_path: Path) -> None:
+    def die_in_round_three(node: int, reply: Message) -> Message:
+        if reply.metadata.group_id == "3" and node == 3:
+            raise KeyboardInterrupt
+        return reply
+
+    for name in "fedhbm", "scaffold", "mimemom":
+        with pytest.raises(KeyboardInterrupt):
+            federation(die_in_round_three, out=name, algorithm__name=name, participation__rate=1.0)
+        assert len(RunFolder(tmp_path / name).records()) == 2
+        resumed = federation(out=name, algorithm__name=name, participation__rate=1.0)
+        whole = serial(tmp_path / f"serial-{name}", algorithm__name=name, participation__rate=1.0)
+        assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+        assert resumed.records == whole.records
+
+
+def test_a_finished_run_is_not_run_again(federation: InOneProcess) -> None:
+    first = federation()
+    again = federation()
+    assert again.summary == first.summary
+    assert federation.grid.sent == 0
+
+
+def test_a_folder_of_another_spec_is_refused(federation: InOneProcess) -> None:
+    federation()
+    with pytest.raises(KeelError, match="another spec"):
+        federation(local__lr=0.2)
+
+
+def test_keel_resume_says_how_a_federation_is_gone_on_with(federation: InOneProcess, keel: Any) -> None:
+    path = federation().path
+    assert "flwr run" in keel("resume", path).err
+
+
+def nan(content: RecordDict) -> None:
+    arrays = content.array_records[messages.TENSORS]
+    data = bytearray(arrays["delta"].data)
+    data[:4] = np.float32("nan").tobytes()
+    arrays["delta"] = Array("float32", arrays["delta"].shape, messages.RAW, bytes(data))
+
+
+def wrong_shape(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"delta": torch.zeros(7)})
+
+
+def wrong_type(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"delta": torch.zeros(39, dtype=torch.float64)})
+
+
+def too_few_bytes(content: RecordDict) -> None:
+    content[messages.TENSORS] = ArrayRecord({"delta": Array("float32", (39,), messages.RAW, b"1234")})
+
+
+def a_pickle(content: RecordDict) -> None:
+    content[messages.TENSORS] = ArrayRecord(
+        {"delta": Array("float32", (39,), "pickle", b"cos\nsystem\n(S'false'\ntR.")}
+    )
+
+
+def other_names(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"delta": torch.zeros(39), "more": torch.zeros(39)})
+
+
+def stale(content: RecordDict) -> None:
+    content.config_records[messages.ASKED]["round"] = 1
+
+
+def of_another_training(content: RecordDict) -> None:
+    content.config_records[messages.ASKED]["training"] = "0" * 32
+
+
+def no_steps(content: RecordDict) -> None:
+    content.metric_records[messages.TOLD]["steps"] = 0
+
+
+def an_infinite_loss(content: RecordDict) -> None:
+    content.metric_records[messages.TOLD]["loss"] = float("inf")
+
+
+def nothing(content: RecordDict) -> None:
+    for name in list(content):
+        del content[name]
+
+
+HOSTILE: dict[Callable[[RecordDict], None], str] = {
+    nan: "not finite",
+    wrong_shape: "shape",
+    wrong_type: "float64",
+    too_few_bytes: "4 bytes",
+    a_pickle: "pickle",
+    other_names: "more",
+    stale: "stale: of round 1",
+    of_another_training: "another training",
+    no_steps: "steps",
+    an_infinite_loss: "loss",
+    nothing: "no numbers",
+}
+
+
+@pytest.mark.parametrize("spoil", HOSTILE, ids=lambda spoil: spoil.__name__)
+def test_an_answer_that_does_not_hold_up_is_as_if_it_never_came(
+    spoil: Callable[[RecordDict], None], federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hostile(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.group_id == "2" and reply.metadata.message_type == "train":
+            spoil(reply.content)
+        return reply
+
+    def silent(node: int, reply: Message) -> Message | None:
+        return None if node == 2 and reply.metadata.group_id == "2" else reply
+
+    with caplog.at_level(logging.WARNING):
+        spoiled = federation(hostile, out="spoiled", algorithm__name="fedhbm", participation__rate=1.0)
+    without = federation(silent, out="without", algorithm__name="fedhbm", participation__rate=1.0)
+    assert spoiled.summary["model_sha256"] == without.summary["model_sha256"]
+    assert HOSTILE[spoil] in spoiled.records[1]["set_aside"]["1"]
+    assert f"round 2: site 1 is set aside: {spoiled.records[1]['set_aside']['1']}" in caplog.text
+    assert without.records[1]["set_aside"] == {"1": "late: no answer in 0.3 s"}
+    assert spoiled.records[1]["cohort"] == [2, 0]
+    assert "set_aside" not in spoiled.records[2]
+
+
+def test_a_report_that_was_set_aside_leaves_no_trace_in_the_sites_memory(
+    federation: InOneProcess, tmp_path: Path
+) -> None:
+    """Site 1 trained in round 2 and kept what it then knew, but its report was late: round 3 builds on round 1."""
+    federation(late_in_round_two, algorithm__name="scaffold", participation__rate=1.0, rounds=2)
+    (folder,) = (tmp_path / "site-1").iterdir()
+    kept = SiteMemory(folder.parent, folder.name)
+    assert kept.of(1) is not None
+    assert kept.of(2) is not None
+    run = federation(late_in_round_two, out="longer", algorithm__name="scaffold", participation__rate=1.0, rounds=3)
+    saved = RunFolder(run.path).saved_position()
+    assert saved is not None
+    assert [int(saved.memories[client]["keel.round"]) for client in range(3)] == [3, 3, 3]
+    assert sorted(f.name for f in (tmp_path / "site-1").glob("*/memory-*") if f.parent != folder) == [
+        "memory-1.safetensors",
+        "memory-3.safetensors",
+    ]
+
+
+def late_in_round_two(node: int, reply: Message) -> Message | None:
+    return None if node == 2 and reply.metadata.group_id == "2" else reply
+
+
+def test_a_site_that_lost_its_disk_joins_as_a_new_one(
+    federation: InOneProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose_after_round_two(node: int, reply: Message) -> Message:
+        if node == 3 and reply.metadata.group_id == "2":
+            shutil.rmtree(tmp_path / "site-2")
+        return reply
+
+    run = federation(lose_after_round_two, algorithm__name="fedhbm", participation__rate=1.0)
+    assert run.status == "finished"
+    assert "site 2 has lost its memory, and joins as a new one" in caplog.text
+    assert all("set_aside" not in record for record in run.records)
+
+
+def test_a_site_that_fails_is_named_and_what_its_error_says_stays_there(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = {0: 0, 1: 0, 2: 0}
+
+    def fails_later(node: dict[str, int]) -> Any:
+        calls[node["site"]] += 1
+        if node["site"] == 0 and calls[0] == 3:
+            raise ValueError("could not convert 'Jane Doe' to a number")
+        return held_by(node["site"])
+
+    run = federation(data=fails_later, participation__rate=1.0)
+    assert run.records[1]["set_aside"] == {"0": "RuntimeError: ValueError, of which the site's log says more"}
+    assert [r.levelname for r in caplog.records if "Jane Doe" in (r.exc_text or "")] == ["ERROR"]
+
+
+def test_in_the_first_phase_too_a_round_goes_on_with_those_who_answer(federation: InOneProcess) -> None:
+    def silent(node: int, reply: Message) -> Message | None:
+        return None if node == 1 and reply.metadata.message_type == "train.probe" else reply
+
+    run = federation(silent, algorithm__name="mimemom", participation__rate=1.0)
+    assert run.status == "finished"
+    assert [record["cohort"] for record in run.records] == [[2, 1]] * 4
+
+
+def test_a_round_with_too_few_answers_is_asked_for_again(federation: InOneProcess, tmp_path: Path) -> None:
+    """And since a site builds on the round that counted last, the second answer is the first one."""
+    seen: list[int] = []
+
+    def once_silent(node: int, reply: Message) -> Message | None:
+        if node != 1 and reply.metadata.group_id == "2":
+            seen.append(node)
+            return None if seen.count(node) == 1 else reply
+        return reply
+
+    settings: dict[str, Any] = {"algorithm__name": "fedhbm", "participation__rate": 1.0}
+    run = federation(once_silent, federation__least=3, **settings)
+    assert run.summary["model_sha256"] == serial(tmp_path / "serial", **settings).summary["model_sha256"]
+
+
+def test_without_enough_sites_the_run_stops_and_can_be_gone_on_with(federation: InOneProcess) -> None:
+    def gone(node: int, reply: Message) -> Message | None:
+        return None if reply.metadata.group_id == "3" else reply
+
+    with pytest.raises(KeelError, match=r"round 3: 0 usable answers .* flwr run goes on"):
+        federation(gone, federation__timeout=0.05, federation__wait=0.1)
+    assert federation().status == "finished"
+
+
+def test_sites_evaluate_where_the_server_has_no_test_examples(federation: InOneProcess) -> None:
+    run = federation(data=lambda node: (held_by(node["site"]), held_by(node["site"])), test=None, rounds=2)
+    whole = federation(out="whole", rounds=2)
+    assert run.records[-1]["accuracy"] == whole.records[-1]["accuracy"]
+    assert run.records[-1]["test_loss"] == pytest.approx(whole.records[-1]["test_loss"])
+    assert "class_accuracy" not in run.records[-1]
+    assert run.records[-1]["bytes_evaluation"] == 3 * 4 * run.summary["parameters"]
+    assert (run.path / "model.safetensors").is_file()
+
+
+def test_nobody_tests_where_nobody_can(federation: InOneProcess) -> None:
+    run = federation(test=None, rounds=2)
+    assert run.status == "finished"
+    assert "accuracy" not in run.records[-1]
+
+
+def test_a_site_with_another_model_is_refused(federation: InOneProcess) -> None:
+    built: list[nn.Module] = []
+
+    def changing() -> nn.Module:
+        built.append(network())
+        with torch.no_grad():
+            next(built[-1].parameters()).add_(len(built) == 3)
+        return built[-1]
+
+    with pytest.raises(KeelError, match="site 1: its model starts as"):
+        federation(model=changing)
+
+
+def test_a_training_does_not_begin_without_all_sites(federation: InOneProcess, tmp_path: Path) -> None:
+    def broken(node: dict[str, int]) -> Any:
+        if node["site"] == 1:
+            raise FileNotFoundError("patients.csv")
+        return held_by(node["site"])
+
+    with pytest.raises(KeelError, match="site 1 did not come"):
+        federation(data=broken)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_nodes_cannot_be_the_same_site(federation: InOneProcess, caplog: pytest.LogCaptureFixture) -> None:
+    def twice(node: int, reply: Message) -> Message:
+        if node == 3 and reply.metadata.message_type == "query":
+            reply.content.config_records[messages.TOLD]["site"] = 1
+        return reply
+
+    with pytest.raises(KeelError, match="site 2 did not come"):
+        federation(twice)
+    assert "calls itself site 1, which another node is" in caplog.text
+
+
+def test_a_site_whose_node_has_become_another_is_found_again(federation: InOneProcess, tmp_path: Path) -> None:
+    """As without keys, where a restarted node has a new number: the old one is still there for a while."""
+
+    def restart(node: int, reply: Message) -> Message:
+        nodes = federation.grid.nodes
+        if node == 3 and reply.metadata.group_id == "1":
+            nodes[9] = dict(nodes[3])
+        if reply.metadata.group_id == "2":
+            nodes.pop(3, None)
+        return reply
+
+    run = federation(restart, algorithm__name="fedhbm", participation__rate=1.0)
+    whole = serial(tmp_path / "serial", algorithm__name="fedhbm", participation__rate=1.0)
+    assert run.summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"federation__sites": 0}, r"federation\.sites"),
+        ({"federation__leest": 2}, "did you mean 'least'"),
+        ({"data__name": "digits"}, r"data\.name"),
+        ({"algorithm__name": "centralized"}, "one place"),
+        ({"evaluation__on": "validation"}, r"evaluation\.on"),
+        ({"local__lrr": 1.0}, "did you mean 'lr'"),
+    ],
+)
+def test_wrong_settings_are_refused(federation: InOneProcess, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(KeelError, match=message):
+        federation(**config)
+
+
+def with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))

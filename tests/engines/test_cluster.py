@@ -1,0 +1,101 @@
+"""A Ray that others have started: joined and left, with nodes that are lost; and what is said where there is none."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keel.engines import cluster
+from keel.engines.cluster import Cluster
+from keel.engines.ray import Hand, Ray
+from tests.conftest import Called
+from tests.engines.test_ray import Slow, assert_same, ended, training_of
+
+ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes with a core each, on this machine."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    os.environ.update(cluster.SILENT)
+    before = signal.getsignal(signal.SIGTERM)
+    options = {"num_cpus": 1, "object_store_memory": 2**27}
+    nodes = Nodes(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    nodes.second = nodes.add_node(**options)
+    signal.signal(signal.SIGTERM, before)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def test_who_joins_last_leaves_last(nodes: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    one, other = Cluster(nodes.address), Cluster(nodes.address)
+    assert one.slots() == other.slots() == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+    one.leave()
+    assert ray.is_initialized()
+    other.leave()
+    assert not ray.is_initialized()
+
+
+def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
+    tables: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "rounds": 2}
+    training = training_of(Slow(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
+    assert training.workers == 2
+    engine = training.engine
+    assert isinstance(engine, Ray)
+    answer, places, lost = engine._answer, dict[Hand, str](), []
+    gone: list[str] = []
+
+    def answer_and_remove(ref: Any, hand: Hand) -> Any:
+        if hand.starting is not None:
+            places[hand] = ray.get(hand.actor.__ray_call__.remote(_node))
+        elif len(places) == 2 and hand.orders and places[hand] == nodes.second.node_id and not gone:
+            gone.append(nodes.second.node_id)
+            nodes.remove_node(nodes.second, allow_graceful=False)
+        try:
+            return answer(ref, hand)
+        except Exception:
+            lost.append(ref)
+            raise
+
+    engine._answer = answer_and_remove  # type: ignore[method-assign]
+    ends = ended(training)
+    assert set(places.values()) == {nodes.head_node.node_id, *gone}
+    assert gone
+    assert lost
+    assert not ray.is_initialized()  # the engine joined, and left
+    assert_same(ends, ended(training_of(Slow(), "serial", **tables)))
+
+
+def _node(actor: Any) -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
+def test_an_address_where_there_is_no_ray_is_one_line(
+    address: str, keel: Callable[..., Called], tmp_path: Path
+) -> None:
+    called = keel("run", "--engine", "ray", "--address", address, "--out", "run", "--quiet")
+    assert called.code == 2, called.err
+    assert called.err.startswith(f"keel: engine.address: no Ray at '{address}' (")
+    assert called.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_extra_the_message_says_which(
+    keel: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for command in (["run", "--engine", "ray"], ["compare", "--methods", "fedavg", "--address", "auto"]):
+        called = keel(*command, "--out", "out", "--quiet")
+        assert called.code == 2
+        assert called.err == "keel: engine.name: 'ray' needs Ray; accepted: pip install 'keel-fl[ray]'\n"
+        assert not (tmp_path / "out").exists()
