@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint bench grid experiment scarce clean
+.PHONY: demo test browser coverage lint bench grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -36,6 +36,10 @@ experiment: .venv/ready
 scarce: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_scarce_grid.toml
 	$(BIN)/python tools/experiment_digits.py results/digits_scarce_grid.toml
+
+reproduction: .venv/ready
+	$(BIN)/python tools/reproduction.py keep runs/paper
+	$(BIN)/python tools/reproduction.py write
 
 clean:
 	rm -rf .venv .venv-bench runs

@@ -100,3 +100,33 @@ def test_drift_is_the_mean_distance_of_the_clients_and_the_angle_that_of_momentu
         assert record["momentum_angle"] == pytest.approx(0, abs=0.1)  # FedAvgM moves along its momentum
         assert not torch.equal(before, after)
     assert "drift" not in records_of(uneven_training({"rounds": 1}))[0]
+
+
+def test_deviation_is_that_of_averaged_pseudo_gradients_from_that_of_all_clients() -> None:
+    table = {"algorithm": {"name": "fedavg"}, "rounds": 3, "evaluation": {"every": 1, "deviation": [1, 2, 5]}}
+    training = uneven_training(table)
+    thetas, records = [training.initial.clone()], []
+    training.run(
+        training.start(),
+        [lambda r, p, _: (records.append(r), thetas.append(p.server["theta"].clone()))],  # type: ignore[func-returns-value]
+    )
+    assert [list(record["deviation"]) for record in records] == [["1"], ["1", "2"], ["1", "2"]]  # five there never are
+    whole = uneven_training({**table, "participation": {"rate": 1.0}, "rounds": 1})
+    start = whole.start()
+    whole.run(start, [])
+    of_all = (thetas[0] - start.server["theta"]).double()  # round 1 of all clients, from the same model and draws
+    first = (thetas[0] - thetas[1]).double()
+    expected = float((first - of_all).norm() / of_all.norm())
+    assert records[0]["deviation"]["1"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_where_all_take_part_the_last_pseudo_gradient_does_not_deviate() -> None:
+    table = {"participation": {"rate": 1.0}, "rounds": 2, "evaluation": {"every": 1, "deviation": [1]}}
+    assert [r["deviation"]["1"] for r in records_of(uneven_training(table))] == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_what_is_recorded_of_deviation_changes_nothing_else() -> None:
+    table = {"algorithm": {"name": "fedhbm"}, "rounds": 6}
+    plain = records_of(uneven_training(table))
+    told = records_of(uneven_training({**table, "evaluation": {"deviation": [1, 2]}}))
+    assert [{k: v for k, v in record.items() if k != "deviation"} for record in told] == plain

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keel.commands import data, deploy
+from keel.commands import data, deploy, paper
 from keel.commands.algorithms import algorithms
 from keel.commands.compare import compare, demo, report
 from keel.commands.run import resume, run
@@ -43,6 +43,7 @@ for command in (demo, run, resume, compare, sweep, report, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(paper.app, name="paper")
 
 
 def main() -> None:

@@ -35,12 +35,14 @@ class Position:
     """All that is needed to go on: the round that was finished last, the server's state, the clients' memories.
 
     `buffers` are the model's averaged ones. A client that keeps its own has them in its memory, under BUFFERS.
+    `updates` are the last pseudo-gradients, the newest last, where `evaluation.deviation` asks for them.
     """
 
     round: int
     server: State
     memories: Memories = field(default_factory=Memories)
     buffers: Tensor | None = None
+    updates: list[Tensor] = field(default_factory=list)
 
 
 BUFFERS = "keel.buffers"  # a name that no algorithm gives
@@ -134,6 +136,8 @@ class Training:
         losses: list[float] = []
         distances: list[float] = []
         kept: dict[int, Memory] = {}
+        pseudo_gradient = torch.zeros_like(self.initial)
+        taus = self.spec.evaluation.deviation
 
         def receive() -> Iterator[Report]:
             """The reports as they come, in the order of the cohort."""
@@ -149,6 +153,8 @@ class Training:
                 losses.append(float(result.loss))
                 if self.spec.evaluation.drift and "delta" in result.message:
                     distances.append(float(torch.linalg.vector_norm(result.message["delta"])))
+                if taus and "delta" in result.message:
+                    pseudo_gradient.add_(result.message["delta"], alpha=weight)
                 yield Report(traffic.up(result.message), weight, result.steps)
 
         reports = receive()
@@ -161,6 +167,11 @@ class Training:
                 f"of {self.parameters} parameters"
             )
         before = position.server["theta"]
+        deviation: Record = {}
+        if taus:
+            position.updates = [*position.updates, pseudo_gradient][-max(taus) :]
+            if self._due(t):
+                deviation = {"deviation": _deviations(position.updates, self._of_all_clients(work, position), taus)}
         position.round, position.server = t, self._within_budget(position, server)
         position.memories.update(kept)
         position.buffers = position.buffers if mean is None else mean
@@ -174,6 +185,7 @@ class Training:
             return {**record, "diverged": True}
         if self.spec.evaluation.drift:
             record |= _drift(distances, work.received.get("m", server.get("m")), before - theta)
+        record |= deviation
         if self._due(t):
             quality = self.engine.evaluator.quality(self.engine.measure(theta, position.buffers))
             if not isfinite(quality.get("test_loss", 0.0)):  # sites that test may all be away
@@ -200,6 +212,22 @@ class Training:
             rows = list(there)
             work = work.of(rows, self._context(work.ctx.round, work.cohort[rows]))
         return work, there.values()
+
+    def _of_all_clients(self, work: RoundWork, position: Position) -> Tensor:
+        """The pseudo-gradient of this round if every client took part in it; nobody's memory changes."""
+        clients = self._longest_first(np.arange(self.sampler.clients))
+        known = [position.memories.get(client, {}) for client in clients.tolist()]
+        whole = replace(
+            work,
+            cohort=clients,
+            memories=[self._memory(kept) for kept in known],
+            buffers=[kept.get(BUFFERS, position.buffers) for kept in known],
+        )
+        mean = torch.zeros_like(self.initial)
+        _, results = self._answered(whole, self.engine.train(whole), {})
+        for weight, result in zip(self._weights(clients), results, strict=True):
+            mean.add_(result.message["delta"], alpha=weight)
+        return mean
 
     def _within_budget(self, position: Position, server: State) -> State:
         """The server's state; where it is beyond its budget in RAM, what a round left as it was goes to files."""
@@ -299,6 +327,16 @@ def _drift(distances: list[float], momentum: Tensor | None, update: Tensor) -> R
             cosine = float(torch.dot(momentum, update) / lengths)
             record["momentum_angle"] = _finite(degrees(acos(max(-1.0, min(1.0, cosine)))))
     return record
+
+
+def _deviations(updates: list[Tensor], of_all: Tensor, taus: list[int]) -> dict[str, float | None]:
+    """For each tau how far the mean of the last tau pseudo-gradients is from that of all clients, by its length.
+
+    A tau is left out until there are so many.
+    """
+    length = torch.linalg.vector_norm(of_all)
+    means = {tau: torch.stack(updates[-tau:]).mean(dim=0) for tau in taus if len(updates) >= tau}
+    return {str(tau): _finite(float(torch.linalg.vector_norm(mean - of_all) / length)) for tau, mean in means.items()}
 
 
 def size_in_bytes(message: Message) -> int:

@@ -89,6 +89,17 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert (path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
+def test_a_stopped_run_goes_on_with_the_pseudo_gradients_it_had(tmp_path: Path) -> None:
+    table = {"rounds": 4, "algorithm": {"name": "fedavg"}, "evaluation": {"every": 1, "deviation": [3]}}
+    keel.run(table, out=tmp_path / "whole")
+    keel.run(table, out=tmp_path / "stopped", stop=lambda: True)
+    keel.resume(tmp_path / "stopped", stop=lambda: True)
+    keel.resume(tmp_path / "stopped")
+    texts = {(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "stopped")}
+    assert len(texts) == 1
+    assert ["3" in json.loads(line)["deviation"] for line in texts.pop().splitlines()] == [False, False, True, True]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     run = keel.run(SHORT, out=tmp_path / "run")
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}

@@ -1,39 +1,27 @@
-"""The paper's linear-regression experiment, as examples/linear_regression.py runs it."""
+"""The paper's linear-regression experiment, and the example that draws it."""
 
-import importlib.util
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from keel.paper import regression
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "linear_regression.py"
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("linear_regression", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_where_optima_differ_ghbm_follows_full_participation_and_fedcm_does_not(example: ModuleType) -> None:
-    data = example.observations(1.0)
-    full, partial, ghbm = (example.excess_losses(method, data, 200) for method in example.METHODS)
+def test_where_optima_differ_ghbm_follows_full_participation_and_fedcm_does_not() -> None:
+    full, partial, ghbm = regression.losses("optima that differ", 200).values()
     assert ghbm[-1] == pytest.approx(full[-1], rel=0.1)
     assert min(partial[-5:]) > 10 * full[-1]  # the best of its cycle, even
 
 
-def test_where_all_share_one_optimum_all_get_there(example: ModuleType) -> None:
-    data = example.observations(0.0)
-    for method in example.METHODS:
-        losses = example.excess_losses(method, data, 150)
+def test_where_all_share_one_optimum_all_get_there() -> None:
+    for losses in regression.losses("one optimum for all (the paper's case)", 150).values():
         assert losses[-1] < 1e-4 * losses[0]
 
 
-def test_the_figure_is_drawn(example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    example.main(5)
+def test_the_example_draws_the_figure(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLE, "5"], cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "linear_regression.svg").read_text().startswith("<svg")

@@ -70,6 +70,8 @@ FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '.1~%')", step=0.
 LOSS = Quantity("test loss", ".3~g")
 DRIFT = Quantity("mean distance from the server's model", ".3~g")
 ANGLE = Quantity("angle, degrees", ".3~g")
+ABOVE_LEAST = Quantity("loss above its least value", ".0e")
+DEVIATION = Quantity("deviation, relative", ".3~g")
 
 
 def time(unit: str) -> Quantity:
@@ -106,6 +108,28 @@ def lines(
         rule = alt.Chart(alt.NamedData(name=TARGETS)).mark_rule(strokeDash=[4, 4], color="#888888")
         layers.append(rule.encode(y="target:Q"))
     return alt.LayerChart(layer=layers).properties(width="container", height=340)
+
+
+def falling(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
+    """A line through each method's `mean` over `x`, on a logarithmic scale."""
+    rows = alt.Chart(alt.NamedData(name=ROWS))
+    shown = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(type="log"))
+    line = rows.mark_line(strokeWidth=2).encode(
+        x=alt.X("x:Q", title=x.title, axis=x.axis), y=shown, color=_colour(labels), strokeDash=_dash(labels)
+    )
+    return alt.LayerChart(layer=[line]).properties(width="container", height=340)
+
+
+def by_value(labels: list[str], values: list[str], title: str, y: Quantity) -> alt.LayerChart:
+    """A line through each method's `mean` at each of a few `values`, which stand side by side whatever lies between."""
+    rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        x=alt.X("x:O", title=title, scale=alt.Scale(domain=values), axis=alt.Axis(labelAngle=0)),
+        color=_colour(labels),
+    )
+    shown = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(zero=False))
+    line = rows.mark_line(strokeWidth=2, point=True).encode(y=shown, strokeDash=_dash(labels))
+    spread = rows.mark_rule(strokeWidth=2, opacity=0.4).encode(y=alt.Y("low:Q", title=y.title), y2="high:Q")
+    return alt.LayerChart(layer=[spread, line]).properties(width="container", height=340)
 
 
 def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:

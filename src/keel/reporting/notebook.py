@@ -50,7 +50,7 @@ def run_html(folder: RunFolder, summary: dict[str, Any]) -> str:
         "time": duration(summary["seconds"]),
     }
     return _PAGE.render(
-        picture=picture, sheets=[Sheet("", list(row), [list(row.values())], [None])], words=str(folder.path)
+        picture=picture, sheets=[Sheet("", list(row), [list(row.values())], {})], words=str(folder.path)
     )
 
 

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -121,15 +122,19 @@ COLUMNS = ["method", "accuracy", "rounds", "Δ rounds", "bytes", "Δ bytes"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
 
 
+Places = dict[tuple[int, int], int]
+"""Of some cells (row, column) their place among others, from 1."""
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text, of one setting: its columns, its rows, and each row's place by accuracy (from 1), if any."""
+    """A table as text, of one setting: columns, rows, and places of cells: the first is bold, the second underlined."""
 
     title: str
     """The setting, where there are several."""
     columns: list[str]
     rows: list[list[str]]
-    places: list[int | None]
+    places: Places
 
 
 def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
@@ -165,7 +170,7 @@ def _sheets(comparison: Comparison, columns: list[str], rows: list[list[str]], p
             setting.title if len(comparison.settings) > 1 else "",
             columns,
             [[label, *rows[place]] for place, label in zip(setting.places, setting.labels, strict=True)],
-            [places[place] for place in setting.places],
+            {(row, 1): rank for row, place in enumerate(setting.places) if (rank := places[place]) is not None},
         )
         for setting in comparison.settings
     ]
@@ -176,38 +181,66 @@ def terminal_table(sheet: Sheet) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(sheet.columns[0], overflow="fold")  # the one that may be long
     for name in sheet.columns[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row, place in zip(sheet.rows, sheet.places, strict=True):
-        style = {1: "bold", 2: "underline"}.get(place or 0, "")
-        table.add_row(row[0], Text(row[1], style), *row[2:])
+        table.add_column(name, justify="right", overflow="fold", no_wrap=len(sheet.columns) > 2)
+    styles = {1: "bold", 2: "underline"}
+    for number, row in enumerate(sheet.rows):
+        cells = [Text(cell, styles.get(sheet.places.get((number, i), 0), "")) for i, cell in enumerate(row)]
+        table.add_row(*cells)
     return table
 
 
+def fitted(sheet: Sheet, width: int) -> list[Sheet]:
+    """The sheet in as many pieces as a screen of that width needs, each with the first column."""
+    widths = [2 + max(map(len, column)) for column in zip(sheet.columns, *sheet.rows, strict=True)]
+    groups: list[list[int]] = [[]]
+    for number, wide in enumerate(widths[1:], start=1):
+        if groups[-1] and widths[0] + sum(widths[i] for i in groups[-1]) + wide > width:
+            groups.append([])
+        groups[-1].append(number)
+    pieces: list[Sheet] = []
+    for group in groups:
+        kept = [0, *group]
+        places = {(row, kept.index(c)): place for (row, c), place in sheet.places.items() if c in kept}
+        rows = [[row[i] for i in kept] for row in sheet.rows]
+        pieces.append(Sheet("" if pieces else sheet.title, [sheet.columns[i] for i in kept], rows, places))
+    return pieces
+
+
+def text_of(sheet: Sheet) -> str:
+    """In lines of any length, without colours."""
+    width = 2 * len(sheet.columns) + sum(max(map(len, c)) for c in zip(sheet.columns, *sheet.rows, strict=True))
+    screen = Console(width=width, file=StringIO(), color_system=None, highlight=False, markup=False)
+    screen.print(terminal_table(sheet))
+    lines = [line.rstrip() for line in screen.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return "\n".join([sheet.title, "", *lines] if sheet.title else lines)
+
+
 def markdown(sheet: Sheet) -> str:
-    marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = [sheet.columns, ["---", *["---:"] * (len(sheet.columns) - 1)]]
-    lines += [[row[0], marks.get(place or 0, "{}").format(row[1]), *row[2:]] for row, place in _ranked(sheet)]
+    lines += _marked(sheet, {1: "**{}**", 2: "<u>{}</u>"})
     table = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
     return f"{sheet.title}\n\n{table}" if sheet.title else table
 
 
 def latex(sheet: Sheet) -> str:
     """For the packages booktabs and nothing else."""
-    marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
-    body = [
-        [_tex(row[0]), marks.get(place or 0, "%s") % _tex(row[1]), *map(_tex, row[2:])] for row, place in _ranked(sheet)
-    ]
+    plain = Sheet("", sheet.columns, [list(map(_tex, row)) for row in sheet.rows], sheet.places)
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
     if sheet.title:
         lines += [rf"\multicolumn{{{len(sheet.columns)}}}{{l}}{{{_tex(sheet.title)}}} \\", r"\midrule"]
     lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
-    lines += [" & ".join(row) + r" \\" for row in body]
+    lines += [" & ".join(row) + r" \\" for row in _marked(plain, {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"})]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def csv_text(comparison: Comparison) -> str:
     """All numbers of the comparison, unrounded, a line for each method."""
-    rows = [_flat(row) for row in comparison.rows()]
+    return csv_of(comparison.rows())
+
+
+def csv_of(records: Iterable[dict[str, Any]]) -> str:
+    """Records as lines; a table within one as columns, a list with spaces between its values."""
+    rows = [_flat(record) for record in records]
     text = StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -227,8 +260,12 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _ranked(sheet: Sheet) -> Iterable[tuple[list[str], int | None]]:
-    return zip(sheet.rows, sheet.places, strict=True)
+def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
+    """The rows, with the cells that have a place marked."""
+    return [
+        [marks.get(sheet.places.get((number, i), 0), "{}").format(cell) for i, cell in enumerate(row)]
+        for number, row in enumerate(sheet.rows)
+    ]
 
 
 TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}

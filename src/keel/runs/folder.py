@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from keel.errors import KeelError
 from keel.memories import Memories
@@ -155,6 +156,7 @@ class RunFolder:
         tensors |= {f"memory/{name}": array for name, array in memories.items()}
         if position.buffers is not None:
             tensors["buffers"] = position.buffers.numpy()
+        tensors |= {f"update/{number:06}": update.numpy() for number, update in enumerate(position.updates)}
         for file in (self.metrics, self.timings):
             _sync(file)  # the lines of every saved round are on disk before the round counts as saved
         write_whole(self.checkpoint_file, _as_safetensors(tensors, {"round": str(position.round), "form": form}))
@@ -165,6 +167,7 @@ class RunFolder:
         if not self.checkpoint_file.is_file():
             return None
         position = Position(0, {}, Memories(self.memory_file) if memories is None else memories)
+        updates: dict[str, Tensor] = {}
         try:
             with safe_open(self.checkpoint_file, framework="pt") as file:
                 position.round = int(file.metadata()["round"])
@@ -174,8 +177,11 @@ class RunFolder:
                             position.server[name] = file.get_tensor(key)
                         case ["buffers"]:
                             position.buffers = file.get_tensor(key)
+                        case ["update", _]:
+                            updates[key] = file.get_tensor(key)
                 clients, rows = (file.get_tensor(f"memory/{name}").numpy() for name in ("clients", "rows"))
                 position.memories.restore(clients, rows, file.metadata()["form"])
+                position.updates = [updates[key] for key in sorted(updates)]
         except SafetensorError as error:
             damaged = f"run: {str(self.checkpoint_file)!r} is damaged ({error})"
             raise KeelError(f"{damaged}; without it the run starts again from its first round") from error

@@ -58,6 +58,7 @@ def price(spec: Spec) -> Price:
     each = seconds[-1] * cohort / few
     down, up = records[-1]["bytes_down"] / few, records[-1]["bytes_up"] / few
     evaluations = sum(spec.evaluation.due(t, spec.rounds) for t in _rounds(spec))
+    diagnosis = each * training.sampler.clients / cohort if spec.evaluation.deviation else 0.0  # all clients train
     federation = None
     if spec.network is not None:
         computing = each * at_once(training.engine.name, training.workers, cohort) / cohort
@@ -71,7 +72,7 @@ def price(spec: Spec) -> Price:
         round(spec.rounds * cohort * (down + up)),
         room.disk,
         room.ram,
-        spec.rounds * each + evaluations * _evaluation(training, position),
+        spec.rounds * each + evaluations * (_evaluation(training, position) + diagnosis),
         federation,
     )
 

@@ -135,6 +135,7 @@ class EvaluationSpec(_Table):
     last: Count = 100
     on: Literal["test", "validation"] = "test"
     drift: bool = False
+    deviation: list[Count] = []
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after this round of so many."""

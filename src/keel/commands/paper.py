@@ -1,0 +1,111 @@
+"""keel paper: the paper's tables and figures by name."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keel.commands.options import AsJson, DryRun, Quiet, print_json
+
+if TYPE_CHECKING:
+    from keel.reporting.tables import Sheet
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, by name.")
+
+Out = Annotated[Path, typer.Option(help="Where runs and renderings go; runs that are there are used.")]
+
+
+class Scale(StrEnum):
+    """How much of it."""
+
+    paper = "paper"
+    desktop = "desktop"
+    smoke = "smoke"
+
+
+@app.command("list")
+def paper_list(out: Out = Path("runs/paper"), as_json: AsJson = False) -> None:
+    """List the tables and figures: what they show, what they cost, what is there.
+
+    Example: keel paper list
+    """
+    from keel.paper.price import listing, listing_lines
+    from keel.terminal import console
+
+    rows = listing(out)
+    if as_json:
+        print_json(rows)
+        return
+    for line in listing_lines(rows, out):
+        console.print(line, soft_wrap=True)
+
+
+@app.command("run")
+def paper_run(
+    name: Annotated[str, typer.Argument(help="A table or figure that keel paper list names.")],
+    scale: Annotated[Scale, typer.Option(help="The printed protocol, hours on two cores, or seconds.")] = Scale.smoke,
+    out: Out = Path("runs/paper"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method, instead of the recipe's.")] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Run nothing: render what has ended.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run what a table or figure needs, and render it.
+
+    Stopped, the same command goes on. Example: keel paper run tau --scale smoke
+    """
+    from keel.paper.recipes import check_scale, find
+    from keel.paper.results import make
+
+    item = find(name)
+    check_scale(item, scale.value)
+    if dry_run:
+        _price(item.name, scale, out, seeds, as_json)
+        return
+    if not as_is:
+        from keel.paper.running import run_parts
+
+        run_parts(item.parts(scale.value), out, seeds, quiet)
+    result = make(item, scale.value, out, seeds)
+
+    from keel.paper.views import view, write
+    from keel.terminal import console
+
+    files = write(result, out / f"{name}-{scale}")
+    if as_json:
+        print_json(result)
+        return
+    shown = view(result)
+    console.print(f"{item.number or 'Keel'}: {item.title} ({scale})\n", soft_wrap=True)
+    for sheet in shown.sheets:
+        _print_sheet(sheet)
+    for note in shown.notes:
+        console.print(note, soft_wrap=True)
+    console.print(f"\nFiles:  {', '.join(file.name for file in files)} in {files[0].parent}", soft_wrap=True)
+
+
+def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool) -> None:
+    from keel.paper.price import priced, priced_sheet, priced_words
+    from keel.paper.recipes import find
+    from keel.terminal import console
+
+    found = priced(find(name).parts(scale.value), out, seeds)
+    if as_json:
+        print_json(found)
+        return
+    _print_sheet(priced_sheet(found))
+    console.print(priced_words(found), soft_wrap=True)
+
+
+def _print_sheet(sheet: "Sheet") -> None:
+    """In pieces that fit the terminal; in a pipe whole."""
+    from keel.reporting.tables import fitted, terminal_table
+    from keel.terminal import console, print_table
+
+    for piece in fitted(sheet, console.width) if console.is_terminal else [sheet]:
+        if piece.title:
+            console.print(f"{piece.title}\n")
+        print_table(terminal_table(piece))
+        console.print()

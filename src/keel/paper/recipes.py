@@ -1,0 +1,138 @@
+"""The recipes: every table and figure by name, and at each scale its parts, as kept in recipes.toml. Runs nothing."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from keel.errors import KeelError, unknown
+from keel.runs.comparing import jobs_of
+from keel.runs.search import Plan, Point, make_plan
+from keel.runs.spec import Spec, merge, override, put
+
+Scale = Literal["paper", "desktop", "smoke"]
+SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Part(_Table):
+    """A column of a table or a panel of a figure: methods that are compared in one setting, over fields or not.
+
+    A method is its name, with fields of its own behind it: "ghbm algorithm.tau=5". With a `grid` (of grids.toml) each
+    method's own fields are first searched, on held-out examples, in the setting as it stands.
+    """
+
+    title: str
+    printed: str | None = None
+    """Where the paper's numbers for it are in printed.toml."""
+    spec: dict[str, Any] = {}
+    methods: list[str] = []
+    seeds: Annotated[int, Field(ge=1)] = 1
+    over: dict[str, list[Any]] = {}
+    grid: str | None = None
+    search: dict[str, Any] = {}
+    """The setting of the search, where it is another than that of the runs."""
+
+    def plan(self, method: str) -> Plan | None:
+        """The search for a method's fields, if it has one."""
+        if self.grid is None:
+            return None
+        name, own = _read(method)
+        table = override(merge(self.search or self.spec, {"algorithm": {"name": name}}), own)
+        return make_plan({**table, "search": {"grid": self.grid}}, fixed=[field.partition("=")[0] for field in own])
+
+    def specs(self, method: str, seeds: int | None = None, point: Point | None = None) -> list[Spec]:
+        """A method's runs: every combination of values from every seed, with the fields that were found for it."""
+        name, own = _read(method)
+        table = merge(self.spec)
+        for field, value in (point or {}).items():
+            put(table, field, value)
+        table = override(table, own)
+        over = [f"{field}={','.join(map(json.dumps, values))}" for field, values in self.over.items()]
+        return [job.spec for job in jobs_of(table, [name], seeds or self.seeds, over, Path())]
+
+
+class Item(_Table):
+    """A table or a figure."""
+
+    name: str
+    kind: Literal["table", "figure"]
+    number: str
+    """What the paper calls it; empty for what Keel adds."""
+    label: str = ""
+    """Its label in the paper's source."""
+    title: str
+    shows: str
+    view: str
+    """How it is made of its parts: a function of views.py."""
+    against: str = ""
+    """The field on the x-axis of such a figure."""
+    finds: str = ""
+    """What the paper says it shows, where it is a picture without numbers."""
+    paper: list[Part] = []
+    desktop: list[Part] = []
+    smoke: list[Part] = []
+
+    def parts(self, scale: Scale) -> list[Part]:
+        return {"paper": self.paper, "desktop": self.desktop, "smoke": self.smoke}[scale]
+
+
+@cache
+def items() -> dict[str, Item]:
+    """All of them, in the paper's order."""
+    table = _read_recipes()
+    named = {name: item for name, item in table.items() if name not in ("methods", "settings", "seconds")}
+    expanded = {name: _expanded(item, table["methods"], table["settings"]) for name, item in named.items()}
+    return {name: Item(name=name, **item) for name, item in expanded.items()}
+
+
+def seconds_of(spec: Spec) -> float | None:
+    """What a run takes on two cores of a desktop, roughly; None where nobody has measured."""
+    known = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
+    return None if known is None else spec.rounds * known
+
+
+@cache
+def _read_recipes() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
+
+
+def find(name: str) -> Item:
+    if name not in items():
+        raise unknown("paper", name, items())
+    return items()[name]
+
+
+def check_scale(item: Item, scale: Scale) -> None:
+    """Whether it has a recipe at that scale: what Keel adds to the paper has none at the paper's."""
+    if item.number == "" and scale == "paper":
+        raise KeelError(f"--scale: {item.name} is not in the paper; accepted: desktop, smoke")
+
+
+def _expanded(item: dict[str, Any], groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The item with the groups of methods and the settings that it names written out."""
+    result = dict(item)
+    for scale in SCALES:
+        result[scale] = []
+        for part in item.get(scale, []):
+            setting = settings[part["setting"]] if "setting" in part else {}
+            own = {k: v for k, v in part.items() if k != "setting"}
+            whole = {**setting, **own, "spec": merge(setting.get("spec", {}), part.get("spec", {}))}
+            if isinstance(whole.get("methods"), str):
+                whole["methods"] = groups[whole["methods"]]
+            result[scale].append(whole)
+    return result
+
+
+def _read(method: str) -> tuple[str, list[str]]:
+    """A method's name and its own fields."""
+    name, *own = method.split()
+    return name, own

@@ -1,0 +1,155 @@
+"""What the runs of a recipe gave, as text and numbers to keep: all that a rendering needs, and where it is from.
+
+Read from run folders. Runs nothing.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from keel.paper.printed import printed
+from keel.paper.recipes import Item, Part, Scale
+from keel.paper.references import MAKERS
+from keel.paper.running import Shelf, wanted
+from keel.reporting.comparison import Comparison, Method, compare
+from keel.runs.folder import RunFolder
+from keel.runs.spec import Spec, flatten
+
+Result = dict[str, Any]
+"""A table or figure with its numbers: what result.json holds."""
+Row = dict[str, Any]
+
+POINTS = 60
+"""Points of a curve that are kept."""
+SURROUNDINGS = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
+
+
+def make(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Result:
+    """The item with its numbers: of its parts what has ended of their runs (a row without one says so), or what
+    needs no run.
+    """
+    if item.view in MAKERS:
+        made = MAKERS[item.view](item, scale)
+    else:
+        shelf = Shelf(out)
+        made = {"parts": [_part(item, part, shelf, seeds) for part in item.parts(scale)]}
+    return {
+        "name": item.name,
+        "number": item.number,
+        "title": item.title,
+        "kind": item.kind,
+        "view": item.view,
+        "against": item.against,
+        "finds": item.finds,
+        "scale": scale,
+        "command": f"keel paper run {item.name} --scale {scale}",
+        **made,
+    }
+
+
+def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
+    asked = wanted(part, shelf, seeds)
+    groups: dict[tuple[str, tuple[Any, ...]], list[Spec]] = {}
+    for method, specs in asked.specs.items():
+        for spec in specs:
+            groups.setdefault((method, _values(part, spec)), []).append(spec)
+    ended = {key: _ended(specs, shelf) for key, specs in groups.items()}
+    folders = [folder for some in ended.values() for folder in some]
+    comparison = compare(folders) if folders else None
+    numbers = _numbers(comparison)
+    rows = []
+    for (method, values), specs in groups.items():
+        there = ended[method, values]
+        found = numbers.get(there[0].path) if there else None
+        row: Row = {
+            "method": method,
+            "label": _label(method, specs[0]),
+            "values": dict(zip(part.over, values, strict=True)),
+            "runs": len(there),
+            "wanted": len(specs),
+            "printed": printed("accuracy", part.printed, specs[0].algorithm.name),
+            "printed_cost": printed("cost", part.printed, specs[0].algorithm.name),
+            **({"chosen": asked.points[method]} if method in asked.points else {}),
+            **({} if found is None else found[1]),
+        }
+        if found is not None and item.kind == "figure":
+            row["curve"] = _curve(found[0])
+        if found is not None and specs[0].evaluation.deviation:
+            row["deviation"] = _deviation(there)
+        rows.append(row)
+    common, own = _settings(specs[0] for specs in groups.values())
+    for row, settings in zip(rows, own, strict=True):
+        row["settings"] = settings
+    environments = {repr(e): e for e in (_surroundings(folder) for folder in folders)}
+    return {
+        "title": part.title,
+        "printed": part.printed,
+        "rounds": next(iter(groups.values()))[0].rounds if groups else None,
+        "seeds": seeds or part.seeds,
+        "grid": part.grid,
+        "spec": common,
+        "environments": list(environments.values()),
+        "rows": rows,
+    }
+
+
+def _ended(specs: list[Spec], shelf: Shelf) -> list[RunFolder]:
+    found = (shelf.find(spec) for spec in specs)
+    return [folder for folder in found if folder is not None and folder.ended]
+
+
+def _numbers(comparison: Comparison | None) -> dict[Path, tuple[Method, Row]]:
+    """The rows of a comparison by the folders of their first runs."""
+    if comparison is None:
+        return {}
+    pairs = zip(comparison.methods, comparison.rows(), strict=True)
+    return {folder.path: (method, row) for method, row in pairs for folder in method.folders}
+
+
+def _values(part: Part, spec: Spec) -> tuple[Any, ...]:
+    flat = flatten(spec.model_dump())
+    return tuple(flat[field] for field in part.over)
+
+
+def _label(method: str, spec: Spec) -> str:
+    """The algorithm's name as people write it, with what sets this one apart."""
+    own = [field.rpartition(".")[2] for field in method.split()[1:] if field.startswith("algorithm.")]
+    return " ".join([spec.algorithm.title, *own])
+
+
+def _settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
+    """What all specs share, and what each has otherwise; without the seed."""
+    flat = [flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"})) for spec in specs]
+    common = {k: v for k, v in flat[0].items() if all(other.get(k) == v for other in flat)} if flat else {}
+    return common, [{k: v for k, v in one.items() if k not in common} for one in flat]
+
+
+def _surroundings(folder: RunFolder) -> Row:
+    known = folder.environment
+    return {name: known[name] for name in SURROUNDINGS}
+
+
+def _curve(method: Method) -> Row:
+    """Accuracy over rounds, thinned: mean, lowest and highest over the seeds."""
+    kept = np.unique(np.linspace(0, len(method.rounds) - 1, min(len(method.rounds), POINTS)).round().astype(np.int64))
+    values = method.accuracy[:, kept]
+    return {"rounds": method.rounds[kept].tolist(), **_bands(values)}
+
+
+def _deviation(folders: list[RunFolder]) -> Row:
+    """For each tau over the rounds in which it was measured, in every run."""
+    histories = [{r["round"]: r["deviation"] for r in folder.records() if "deviation" in r} for folder in folders]
+    found = {}
+    for tau in list(histories[0].values())[-1]:
+        rounds = [t for t, told in histories[0].items() if all(tau in h[t] for h in histories)]
+        values = np.array([[h[t][tau] for t in rounds] for h in histories], dtype=np.float64)
+        found[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(values[:, len(rounds) // 2 :].ravel())}
+    return found
+
+
+def _bands(values: np.ndarray) -> Row:
+    bands = {"mean": values.mean(0), "low": values.min(0), "high": values.max(0)}
+    return {name: [round(float(value), 4) for value in band] for name, band in bands.items()}

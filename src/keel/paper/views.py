@@ -1,0 +1,353 @@
+"""A result as people read it: sheets, charts and the lines beneath. Computes nothing anew and reads no run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from keel.paper.results import Result, Row
+from keel.reporting import charts
+from keel.reporting.tables import Places, Sheet, change, csv_of, latex, markdown, text_of
+from keel.reporting.tables import accuracy as accuracy_of
+from keel.runs.folder import write_whole
+from keel.units import duration, size
+
+WIDTH = 380
+"""Of a panel."""
+SHOWN = 10
+"""Curves of a panel at the most; then those of the best methods and of FedAvg."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A result's sheets, the lines that explain them, and the figure as Vega-Lite."""
+
+    sheets: list[Sheet]
+    notes: list[str]
+    figure: dict[str, Any] | None = None
+    records: list[Row] = field(default_factory=list)
+
+
+def view(result: Result) -> View:
+    """How a result is shown."""
+    if "columns" in result:
+        return _plain(result)
+    sheets = SHEETS[result["view"]]({**result, "parts": _begun(result["parts"])})
+    panels = PANELS[result["view"]](result) if result["view"] in PANELS else []
+    return View(sheets, _notes(result), figure_of(panels) if panels else None, _records(result))
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """The result and its renderings in a folder; their files."""
+    shown = view(result)
+    title = f"{result['number'] or 'Keel'}: {result['title']} ({result['scale']})"
+    texts = {
+        "result.json": json.dumps(result, indent=1, ensure_ascii=False) + "\n",
+        "table.txt": "\n\n".join([title, *map(text_of, shown.sheets), *shown.notes]) + "\n",
+        "table.md": "\n\n".join([f"# {title}", *map(markdown, shown.sheets), *shown.notes]) + "\n",
+        "table.tex": "\n\n".join([f"% {title}", *map(latex, shown.sheets)]) + "\n",
+        "table.csv": csv_of(shown.records),
+    }
+    contents = {name: text.encode() for name, text in texts.items()}
+    if shown.figure is not None:
+        contents |= drawn(shown.figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_whole(folder / name, [content])
+    return [folder / name for name in contents]
+
+
+def drawn(figure: dict[str, Any]) -> dict[str, bytes]:
+    """A figure as HTML that opens offline, SVG and PNG."""
+    version = charts.VEGA_LITE
+    return {
+        "figure.html": vl_convert.vegalite_to_html(figure, vl_version=version, bundle=True).encode(),
+        "figure.svg": vl_convert.vegalite_to_svg(figure, vl_version=version).encode(),
+        "figure.png": vl_convert.vegalite_to_png(figure, vl_version=version, scale=2),
+    }
+
+
+def _plain(result: Result) -> View:
+    """One whose sheet came ready, without runs."""
+    columns, rows = result["columns"], result["rows"]
+    sheet = Sheet("", columns, rows, {})
+    figure = figure_of(result["panels"]) if "panels" in result else None
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    return View([sheet], [*_finds(result), *result.get("notes", [])], figure, records)
+
+
+def _accuracy(result: Result) -> list[Sheet]:
+    """Methods by parts, ours and the paper's side by side; a row for each part where there is one method alone."""
+    parts = result["parts"]
+    labels = list(dict.fromkeys(row["label"] for part in parts for row in part["rows"]))
+    if len(labels) == 1:
+        rows = [[part["title"], _ours(part["rows"][0]), _theirs(part["rows"][0])] for part in parts]
+        return [Sheet("", [labels[0], "ours", "paper"], rows, {})]
+    columns = ["method"]
+    places: Places = {}
+    cells: dict[str, list[str]] = {label: [label] for label in labels}
+    for part in parts:
+        known = {row["label"]: row for row in part["rows"]}
+        beside = any(row["printed"] for row in part["rows"])
+        columns += [part["title"], *([f"paper: {part['printed']}"] if beside else [])]
+        ranks = _ranks(list(known.values()))
+        for number, label in enumerate(labels):
+            row = known.get(label)
+            if row is not None and label in ranks:
+                places[number, len(cells[label])] = ranks[label]
+            cells[label] += [_ours(row), *([_theirs(row)] if beside else [])]
+    return [Sheet("", columns, list(cells.values()), places)]
+
+
+def _cost(result: Result) -> list[Sheet]:
+    """A sheet for each part: bytes and time until FedAvg's quality, with the paper's saving beside."""
+    sheets = []
+    for part in result["parts"]:
+        beside = any(row["printed_cost"] for row in part["rows"])
+        paper = ["paper"] if beside else []
+        columns = ["method", "share of rounds", "bytes", "Δ bytes", *paper, "time", "Δ time", *paper]
+        rows = []
+        for row in part["rows"]:
+            cost, theirs = row.get("cost"), row["printed_cost"]
+            ours = ["-"] * 5
+            if cost is not None:
+                ours = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
+                ours += [duration(cost["seconds"]), change(cost["seconds_saved"])]
+            saved = [change(theirs[1] / 100), change(theirs[3] / 100)] if theirs else ["-", "-"]
+            rows.append(
+                [row["label"], *ours[:3], *(saved[:1] if beside else []), *ours[3:], *(saved[1:] if beside else [])]
+            )
+        title = part["title"] + (f" (paper: {part['printed']})" if beside else "")
+        sheets.append(Sheet(title, columns, rows, _cheapest(part["rows"], columns.index("time"))))
+    return sheets
+
+
+def _against(result: Result) -> list[Sheet]:
+    """Methods by the values on the x-axis where those are a field of all; else the table of accuracies."""
+    if not any(row["values"] for part in result["parts"] for row in part["rows"]):
+        return _accuracy(result)
+    sheets = []
+    for part in result["parts"]:
+        values = list(dict.fromkeys(_value(result, row) for row in part["rows"]))
+        labels = list(dict.fromkeys(row["label"] for row in part["rows"]))
+        known = {(row["label"], _value(result, row)): row for row in part["rows"]}
+        columns = [result["against"].rpartition(".")[2], *values]
+        rows = [[label, *(_ours(known.get((label, value))) for value in values)] for label in labels]
+        places: Places = {}
+        for column, value in enumerate(values, start=1):
+            ranks = _ranks([row for row in part["rows"] if _value(result, row) == value])
+            places |= {(labels.index(label), column): place for label, place in ranks.items()}
+        sheets.append(Sheet(part["title"], columns, rows, places))
+    return sheets
+
+
+def _deviation(result: Result) -> list[Sheet]:
+    parts = result["parts"]
+    taus = list(dict.fromkeys(tau for part in parts for row in part["rows"] for tau in row.get("deviation", {})))
+    rows = [
+        [tau, *(_number(part["rows"][0].get("deviation", {}).get(tau, {}).get("second_half")) for part in parts)]
+        for tau in taus
+    ]
+    return [Sheet("Mean over the second half of the rounds", ["tau", *(part["title"] for part in parts)], rows, {})]
+
+
+SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
+    "accuracy": _accuracy,
+    "cost": _cost,
+    "curves": _accuracy,
+    "against": _against,
+    "deviation": _deviation,
+}
+
+Panel = dict[str, Any]
+"""A chart's form, title, labels and rows."""
+
+
+def _curves(result: Result) -> list[Panel]:
+    return [
+        {
+            "title": part["title"],
+            "form": "accuracy",
+            "labels": [row["label"] for row in shown],
+            "rows": [point for row in shown for point in _points(row["label"], row["curve"])],
+        }
+        for part in result["parts"]
+        if (shown := _few([row for row in part["rows"] if "curve" in row]))
+    ]
+
+
+def _over_values(result: Result) -> list[Panel]:
+    """Final accuracy against a field; a method that has not the field is a level line."""
+    panels = []
+    for part in result["parts"]:
+        finished = [row for row in part["rows"] if row.get("accuracy_mean") is not None]
+        values = list(dict.fromkeys(v for row in part["rows"] if (v := _value(result, row)) is not None))
+        rows = []
+        for row in finished:
+            at = _value(result, row)
+            label = row["label"] if row["values"] or at is None else row["label"].split()[0]
+            mean, spread = row["accuracy_mean"], row["accuracy_std"] or 0.0
+            for value in values if at is None else [at]:
+                band = {"low": mean - spread, "high": mean + spread}
+                rows.append({"method": label, "x": value, "mean": mean} | (band if at is not None else {}))
+        if rows:
+            labels = list(dict.fromkeys(row["method"] for row in rows))
+            name = result["against"].rpartition(".")[2]
+            form = {"form": "values", "values": values, "x": name}
+            panels.append({"title": part["title"], **form, "labels": labels, "rows": rows})
+    return panels
+
+
+def _against_panels(result: Result) -> list[Panel]:
+    over = any(row["values"] for part in result["parts"] for row in part["rows"])
+    return _over_values(result) if over else [*_curves(result), *_over_values(result)]
+
+
+def _deviation_panels(result: Result) -> list[Panel]:
+    panels = []
+    for part in result["parts"]:
+        told = part["rows"][0].get("deviation", {})
+        if told:
+            rows = [point for tau, series in told.items() for point in _points(f"tau = {tau}", series)]
+            labels = [f"tau = {tau}" for tau in told]
+            panels.append({"title": part["title"], "form": "deviation", "labels": labels, "rows": rows})
+    return panels
+
+
+PANELS: dict[str, Callable[[Result], list[Panel]]] = {
+    "curves": _curves,
+    "against": _against_panels,
+    "deviation": _deviation_panels,
+}
+
+
+def figure_of(panels: list[Panel]) -> dict[str, Any]:
+    """The panels side by side, two in a row, as one chart with its data inside."""
+    drawn_panels = [_with_data(_chart(panel), panel) for panel in panels]
+    return {
+        "$schema": alt.SCHEMA_URL,
+        "concat": drawn_panels,
+        "columns": 2,
+        "resolve": {"scale": {"color": "independent", "strokeDash": "independent", "x": "independent"}},
+        "config": charts.PAPER | {"legend": charts.PAPER["legend"] | {"columns": 3}},
+    }
+
+
+def _chart(panel: Panel) -> alt.Chart | alt.LayerChart:
+    match panel["form"]:
+        case "accuracy":
+            return charts.lines(panel["labels"], charts.ROUNDS, charts.ACCURACY)
+        case "deviation":
+            return charts.lines(panel["labels"], charts.ROUNDS, charts.DEVIATION)
+        case "losses":
+            return charts.falling(panel["labels"], charts.ROUNDS, charts.ABOVE_LEAST)
+        case "values":
+            return charts.by_value(panel["labels"], panel["values"], panel["x"], charts.FINAL)
+        case _:
+            return charts.who_took_part()
+
+
+def _with_data(chart: alt.Chart | alt.LayerChart, panel: Panel) -> dict[str, Any]:
+    """The chart with its own rows, as one of several in a picture."""
+    spec = chart.properties(width=WIDTH, height=260, title=panel["title"]).to_dict()
+    for unwanted in ("$schema", "config", "datasets"):
+        spec.pop(unwanted, None)
+    for layer in spec.get("layer", []):
+        layer.pop("data", None)
+    return {**spec, "data": {"values": panel["rows"]}}
+
+
+def _points(label: str, series: Row) -> list[Row]:
+    columns = zip(series["rounds"], series["mean"], series["low"], series["high"], strict=True)
+    return [{"method": label, "x": x, "mean": mean, "low": low, "high": high} for x, mean, low, high in columns]
+
+
+def _few(rows: list[Row]) -> list[Row]:
+    """Those that are drawn where there are too many: FedAvg and the best."""
+    if len(rows) <= SHOWN:
+        return rows
+    best = sorted(rows, key=lambda row: (row["algorithm"] != "fedavg", -(row["accuracy_mean"] or 0.0)))[:SHOWN]
+    return [row for row in rows if row in best]
+
+
+def _value(result: Result, row: Row) -> str | None:
+    """What the row has on the x-axis."""
+    name = result["against"]
+    if name in row["values"]:
+        return f"{row['values'][name]:g}"
+    own = dict(each.split("=") for each in row["method"].split()[1:])
+    return own.get(name)
+
+
+def _ours(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if not row["runs"]:
+        return "not run"
+    short = f" ({row['runs']} of {row['wanted']} seeds)" if row["runs"] < row["wanted"] else ""
+    return accuracy_of(row) + short
+
+
+def _theirs(row: Row | None) -> str:
+    theirs = None if row is None else row["printed"]
+    if theirs is None:
+        return "-"
+    return theirs if isinstance(theirs, str) else f"{theirs[0]:.1f} ± {theirs[1]:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _ranks(rows: list[Row]) -> dict[str, int]:
+    known = {row["label"]: row["accuracy_mean"] for row in rows if row.get("accuracy_mean") is not None}
+    return {label: 1 + sum(other > value for other in known.values()) for label, value in known.items()}
+
+
+def _cheapest(rows: list[Row], time: int) -> Places:
+    """Places by bytes and, in that column, by time."""
+    places: Places = {}
+    for column, name in ((2, "bytes"), (time, "seconds")):
+        known = {number: row["cost"][name] for number, row in enumerate(rows) if row.get("cost")}
+        places |= {(n, column): 1 + sum(other < value for other in known.values()) for n, value in known.items()}
+    return places
+
+
+def _begun(parts: list[Row]) -> list[Row]:
+    """Those that have a run; all of them where none has."""
+    return [part for part in parts if any(row["runs"] for row in part["rows"])] or parts
+
+
+def _finds(result: Result) -> list[str]:
+    return [f"The paper: {result['finds']}"] if result["finds"] else []
+
+
+def _notes(result: Result) -> list[str]:
+    """What was run, in a line for each part, and what is missing."""
+    lines = _finds(result)
+    for part in result["parts"]:
+        seeds = f"{part['seeds']} seed{'s' * (part['seeds'] > 1)}"
+        grid = f", each method at its best of the grid {part['grid']!r} (chosen on held-out examples)"
+        missing = "" if any(row["runs"] for row in part["rows"]) else " Not yet run."
+        lines.append(f"{part['title']}: {part['rounds']:,} rounds, {seeds}{grid if part['grid'] else ''}.{missing}")
+    missing = sum(row["wanted"] - row["runs"] for part in result["parts"] for row in part["rows"])
+    if missing:
+        lines.append(f"{missing} run{'s' * (missing > 1)} not there yet: {result['command']}")
+    return lines
+
+
+def _records(result: Result) -> list[Row]:
+    """A line for each row of each part, unrounded."""
+    left_out = ("curve", "deviation", "settings", "chosen", "values", "printed", "printed_cost")
+    records = []
+    for part in result["parts"]:
+        for row in part["rows"]:
+            theirs = row["printed"] if isinstance(row["printed"], list) else [None, None]
+            own = {name: value for name, value in row.items() if name not in left_out}
+            paper = {"paper_mean": theirs[0], "paper_std": theirs[1]}
+            records.append({"part": part["title"], **row["values"], **own, **paper})
+    return records

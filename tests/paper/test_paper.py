@@ -1,0 +1,196 @@
+"""Every table and figure of the paper by name: listed, priced, run at smoke scale, rendered."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keel.algorithms import REGISTRY
+from keel.errors import KeelError
+from keel.paper.printed import tables
+from keel.paper.recipes import SCALES, find, items
+from keel.paper.references import GRIDS, RATES
+from keel.paper.results import make
+from keel.paper.running import Shelf, left, run_parts, wanted
+from keel.paper.views import view
+from keel.runs.folder import RunFolder
+from keel.runs.spec import make_spec
+from tests.conftest import Called
+
+Keel = Callable[..., Called]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all names share, so that no run is made twice."""
+    out = tmp_path_factory.mktemp("paper")
+    run_parts([part for item in items().values() for part in item.smoke], out, quiet=True)
+    return out
+
+
+@pytest.mark.parametrize("name", items())
+def test_every_table_and_figure_runs_at_smoke_scale(name: str, shelf: Path, keel: Keel) -> None:
+    called = keel("paper", "run", name, "--scale", "smoke", "--out", shelf, "-q")
+    assert called.code == 0, called.err
+    item = find(name)
+    assert item.title in called.out
+    files = {file.name: file for file in (shelf / f"{name}-smoke").iterdir()}
+    expected = {"result.json", "table.txt", "table.md", "table.tex", "table.csv"}
+    assert set(files) == expected | ({"figure.html", "figure.svg", "figure.png"} if item.kind == "figure" else set())
+    assert "not run" not in called.out
+    assert len(files["table.csv"].read_text().splitlines()) > 1
+    assert files["table.tex"].read_text().count(r"\begin{tabular}") == len(
+        view(json.loads(files["result.json"].read_text())).sheets
+    )
+    if item.kind == "figure":
+        assert files["figure.svg"].read_text().startswith("<svg")
+        assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
+        assert "http" not in files["figure.html"].read_text().split("<script")[0]
+
+
+def test_the_list_tells_what_is_there_and_what_is_missing(
+    shelf: Path, keel: Keel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(shelf / "no data"))
+    rows = json.loads(keel("paper", "list", "--out", shelf, "--json").out)
+    assert [row["name"] for row in rows] == list(items())
+    for row in rows:
+        assert row["scales"]["smoke"]["there"] == row["scales"]["smoke"]["runs"]
+        assert row["scales"]["smoke"]["missing"] == []
+    large = next(row for row in rows if row["name"] == "large-scale")["scales"]["paper"]
+    assert large["runs"] == 8 * 6 * 5
+    assert [line.split("'")[1] for line in large["missing"]] == ["landmarks", "inaturalist", "stackoverflow"]
+    text = keel("paper", "list", "--out", shelf).out
+    assert "Table 2: final accuracy of every method" in text
+    assert "Missing: data.name: 'landmarks' needs" in text
+
+
+def test_every_recipe_can_be_made_at_every_scale_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path))
+    for item in items().values():
+        for scale in SCALES:
+            for part in item.parts(scale):
+                asked = wanted(part, Shelf(tmp_path))
+                assert all(asked.specs.values())
+                if scale == "paper":
+                    assert part.seeds == 5 or not part.methods
+
+
+def test_the_paper_scale_is_the_printed_protocol() -> None:
+    [spec, *_] = find("controlled").paper[0].specs("fedhbm")
+    assert (spec.rounds, spec.evaluation.last, spec.data.alpha, spec.participation.rate) == (10000, 100, 0.0, 0.1)
+    for name in ("controlled", "controlled-cifar10", "large-scale", "cost"):
+        for part in find(name).paper:
+            assert all(spec.evaluation.last == 100 for spec in part.specs("fedavg"))
+    for column, (_, data, model) in GRIDS.items():
+        best = tables()["hyperparameters"][column]
+        for method, fields in best.items():
+            if method != "all":
+                spec = make_spec({"data": {"name": data}, "model": {"name": model}, "algorithm": {"name": method}})
+                for name, value in {**best["all"], **fields}.items():
+                    table, field = name.split(".")
+                    ours = getattr(getattr(spec, table), field)
+                    assert ours == value or ours == "period", (column, method, name)
+
+
+def test_the_printed_numbers_are_of_methods_that_the_recipes_run() -> None:
+    for item in items().values():
+        if item.view in ("accuracy", "cost"):
+            for part in item.paper:
+                theirs = tables()[item.view].get(part.printed, {})
+                assert set(theirs) == {method.split()[0] for method in part.methods}, (item.name, part.title)
+
+
+def test_every_means_every_algorithm() -> None:
+    assert set(find("digits").desktop[0].methods) == set(REGISTRY) - {"centralized"}
+
+
+def test_what_is_not_in_the_paper_has_no_paper_scale(keel: Keel) -> None:
+    called = keel("paper", "run", "digits", "--scale", "paper")
+    assert called.code == 2
+    assert called.err == "keel: --scale: digits is not in the paper; accepted: desktop, smoke\n"
+    assert "did you mean 'tau'?" in keel("paper", "run", "taus").err
+
+
+def test_missing_data_are_one_line_and_nothing_is_written(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
+    called = keel("paper", "run", "large-scale", "--scale", "paper", "--out", tmp_path / "out")
+    assert (called.code, called.out) == (2, "")
+    assert called.err.startswith("keel: data.name: 'landmarks' needs")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_price_of_what_is_missing_and_of_data_that_are_not_there(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path / "none"))
+    called = keel("paper", "run", "tau", "--out", tmp_path / "out", "--dry-run", "--seeds", "2")
+    assert called.code == 0, called.err
+    assert "8 runs: about" in called.out
+    assert not (tmp_path / "out").exists()
+    rows = json.loads(keel("paper", "run", "centralized", "--scale", "paper", "--dry-run", "--json").out)
+    assert all("missing" in row and row["rounds"] for row in rows)
+
+
+def test_runs_that_ended_count_whoever_made_them_and_are_found_by_what_they_are(shelf: Path) -> None:
+    part = find("curves").smoke[0]
+    specs = part.specs("fedavg")
+    folder = Shelf(shelf).find(specs[0])
+    assert folder is not None
+    known = json.loads((folder.path / "environment.json").read_text())
+    (folder.path / "environment.json").write_text(json.dumps({**known, "source_sha256": "another"}))
+    assert left(specs, Shelf(shelf)) == []
+    assert left(part.specs("fedavg", seeds=2), Shelf(shelf)) == part.specs("fedavg", seeds=2)[1:]
+    (folder.path / "environment.json").write_text(json.dumps(known))
+
+
+def test_what_has_not_been_run_is_said_to_be_so(tmp_path: Path, shelf: Path) -> None:
+    result = make(find("controlled"), "smoke", tmp_path)
+    cells = [cell for row in view(result).sheets[0].rows for cell in row]
+    assert "not run" in cells
+    assert view(result).notes[-1] == "7 runs not there yet: keel paper run controlled --scale smoke"
+    some = make(find("controlled"), "smoke", shelf, seeds=2)
+    assert some["parts"][0]["rows"][0]["runs"] == 1
+    assert "(1 of 2 seeds)" in view(some).sheets[0].rows[0][1]
+
+
+def test_a_result_has_the_spec_the_surroundings_and_the_command(shelf: Path) -> None:
+    result = make(find("mnist"), "smoke", shelf)
+    [part] = result["parts"]
+    [row] = part["rows"]
+    assert result["command"] == "keel paper run mnist --scale smoke"
+    assert part["spec"]["data.name"] == "digits"
+    assert {"keel", "torch", "source_sha256"} <= set(part["environments"][0])
+    assert set(row["chosen"]) == {"local.lr", "algorithm.beta"}
+    runs = [RunFolder.open(path.parent) for path in (shelf / "runs").glob("*fedhbm*/spec.toml")]
+    assert any(folder.table["local"]["lr"] == row["chosen"]["local.lr"] for folder in runs)
+
+
+def test_costs_have_the_papers_beside_them(shelf: Path) -> None:
+    sheet = view(make(find("cost"), "smoke", shelf)).sheets[0]
+    rows = {row[0]: row for row in sheet.rows}
+    assert rows["FedHBM"][4] == "↓ 83 %"
+    assert rows["SCAFFOLD"][4] == "↑ 32 %"
+    assert rows["FedAvg"][1] == "1.00"
+
+
+def test_the_documents_have_the_same_names_and_rates() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    listed = (docs / "paper.md").read_text().partition("| name | in the paper | shows |\n|---|---|---|\n")[2]
+    names = listed.partition("\n\n")[0].splitlines()
+    assert names == [f"| `{i.name}` | {i.number or 'not in it'} | {i.shows} |" for i in items().values()]
+    letters = {"Δ": "Delta", "σ²": "sigma^2", "ζ²": "zeta^2", "σ": "sigma", "ζ": "zeta"}
+    theory = (docs / "theory.md").read_text()
+    for row in RATES:
+        line = " | ".join(row)
+        for sign, name in letters.items():
+            line = line.replace(sign, name)
+        assert f"| {line} |" in theory
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(KeelError, match="not known"):
+        find("nothing")
