@@ -42,8 +42,8 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 for command in (demo, run, resume, compare, sweep, report, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
-app.add_typer(paper.app, name="paper")
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(paper.app, name="paper")
 
 
 def main() -> None:

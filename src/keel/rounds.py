@@ -74,8 +74,6 @@ class Training:
         room = cores() if cluster is None else cluster.slots()
         self.workers = asked or room
         self.engine = engine(problem) if engine else make_engine(spec.engine.name, problem, self.workers, cluster)
-        if self.engine.remote and spec.evaluation.deviation:
-            raise KeelError("evaluation.deviation: asks more of clients than their round; accepted over Flower: []")
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()
@@ -195,25 +193,6 @@ class Training:
             record.update(quality)
         return record
 
-    def _of_all_clients(self, work: RoundWork, position: Position) -> Tensor:
-        """The pseudo-gradient of this round if every client took part in it; nobody's memory changes."""
-        clients = self._longest_first(np.arange(self.sampler.clients))
-        known = [position.memories.get(client, {}) for client in clients.tolist()]
-        whole = replace(
-            work,
-            cohort=clients,
-            memories=[self._memory(kept) for kept in known],
-            buffers=[kept.get(BUFFERS, position.buffers) for kept in known],
-        )
-        mean = torch.zeros_like(self.initial)
-        _, results = self._answered(whole, self.engine.train(whole), {})
-        for weight, result in zip(self._weights(clients), results, strict=True):
-            if "delta" not in result.message:
-                name = type(self.spec.algorithm).__name__
-                raise KeelError(f"evaluation.deviation: clients of {name} report no delta; accepted: [] for it")
-            mean.add_(result.message["delta"], alpha=weight)
-        return mean
-
     def _answered(
         self, work: RoundWork, answers: Iterator[Answer | Absent], absent: dict[int, Absent]
     ) -> tuple[RoundWork, Iterable[Answer]]:
@@ -233,6 +212,25 @@ class Training:
             rows = list(there)
             work = work.of(rows, self._context(work.ctx.round, work.cohort[rows]))
         return work, there.values()
+
+    def _of_all_clients(self, work: RoundWork, position: Position) -> Tensor:
+        """The pseudo-gradient of this round if every client took part in it; nobody's memory changes."""
+        clients = self._longest_first(np.arange(self.sampler.clients))
+        known = [position.memories.get(client, {}) for client in clients.tolist()]
+        whole = replace(
+            work,
+            cohort=clients,
+            memories=[self._memory(kept) for kept in known],
+            buffers=[kept.get(BUFFERS, position.buffers) for kept in known],
+        )
+        mean = torch.zeros_like(self.initial)
+        _, results = self._answered(whole, self.engine.train(whole), {})
+        for weight, result in zip(self._weights(clients), results, strict=True):
+            if "delta" not in result.message:
+                name = type(self.spec.algorithm).__name__
+                raise KeelError(f"evaluation.deviation: clients of {name} report no delta; accepted: [] for it")
+            mean.add_(result.message["delta"], alpha=weight)
+        return mean
 
     def _within_budget(self, position: Position, server: State) -> State:
         """The server's state; where it is beyond its budget in RAM, what a round left as it was goes to files."""

@@ -50,6 +50,8 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
         raise KeelError(f"algorithm.name: {spec.algorithm.name!r} has all examples at one place; accepted: another")
     if spec.evaluation.on == "validation":
         raise KeelError("evaluation.on: 'validation'; accepted: 'test', on the server's or the sites' test examples")
+    if spec.evaluation.deviation:
+        raise KeelError("evaluation.deviation: has every client train in every round; accepted: none, over sites")
     return spec, federation
 
 
