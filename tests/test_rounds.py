@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from keel.algorithms import make_algorithm
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
 from keel.client import ClientResult
 from keel.engines import FORKS, RoundWork, choose
+from keel.errors import KeelError
 from keel.models import build
 from keel.params import Loss
 from keel.rounds import Training
@@ -130,3 +132,21 @@ def test_what_is_recorded_of_deviation_changes_nothing_else() -> None:
     plain = records_of(uneven_training(table))
     told = records_of(uneven_training({**table, "evaluation": {"deviation": [1, 2]}}))
     assert [{k: v for k, v in record.items() if k != "deviation"} for record in told] == plain
+
+
+def test_a_deviation_needs_reports_that_have_a_delta() -> None:
+    @hyperparameters
+    class Models(Algorithm):
+        """Sends models instead of differences."""
+
+        name, title, paper = "models", "Models", "none"
+
+        def report(self, path, received, memory, ctx):  # type: ignore[no-untyped-def]
+            return {"model": path.end}, memory
+
+        def aggregate(self, server, reports, ctx):  # type: ignore[no-untyped-def]
+            return {"theta": weighted_mean(reports)["model"]}
+
+    training = uneven_training({"algorithm": Models(), "evaluation": {"every": 1, "deviation": [1]}})
+    with pytest.raises(KeelError, match="evaluation.deviation: clients of Models report no delta"):
+        training.run(training.start(), [])
