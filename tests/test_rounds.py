@@ -148,5 +148,5 @@ def test_a_deviation_needs_reports_that_have_a_delta() -> None:
             return {"theta": weighted_mean(reports)["model"]}
 
     training = uneven_training({"algorithm": Models(), "evaluation": {"every": 1, "deviation": [1]}})
-    with pytest.raises(KeelError, match="evaluation.deviation: clients of Models report no delta"):
+    with pytest.raises(KeelError, match="clients of Models report no delta"):
         training.run(training.start(), [])
