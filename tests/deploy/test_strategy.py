@@ -19,7 +19,7 @@ from keel.deploy import KeelStrategy, LocalSGD, keel_mod, messages
 from keel.deploy.check import OneProcess, Post
 from keel.deploy.settings import read_settings
 from keel.deploy.site import initial_model
-from tests.deploy.in_one_process import CONFIG, SIZES, held_by, network, serial
+from tests.deploy.in_one_process import CONFIG, SIZES, InOneProcess, held_by, network, serial
 
 STEPS = 5
 app = ClientApp(mods=[keel_mod()])
@@ -62,6 +62,36 @@ def test_the_model_is_that_of_one_machine(name: str, tmp_path: Path) -> None:
     module = serial(tmp_path / "serial", algorithm__name=name, **work).module
     expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     torch.testing.assert_close(trained(tmp_path, name, **settings), expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "feddyn"])
+def test_with_a_silent_node_the_model_is_that_of_a_federation_with_an_absent_site(
+    name: str, federation: InOneProcess, tmp_path: Path
+) -> None:
+    """The server's mean of all controls grows by the share of those who answered, and by their examples."""
+
+    def silent_in_its_second_round() -> Post:
+        trained: list[int] = []
+
+        def post(node: int, reply: Message) -> Message | None:
+            if reply.metadata.message_type == "train":
+                trained.append(node)
+                return None if node == 2 and trained.count(2) == 2 else reply
+            return reply
+
+        return post
+
+    work: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
+    module = federation(silent_in_its_second_round(), algorithm__name=name, **work).module
+    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    torch.testing.assert_close(
+        trained(tmp_path / "own", name, silent_in_its_second_round()), expected, atol=1e-6, rtol=1e-4
+    )
+
+
+def test_an_anchor_that_late_nodes_do_not_have_is_refused() -> None:
+    with pytest.raises(KeelError, match="shared_init"):
+        KeelStrategy("fedhbm", lr=0.1, settings={"anchor": "shared_init"})
 
 
 def test_a_node_that_sends_nan_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,10 @@ import logging
 import tomllib
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path as FilePath
+from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
@@ -48,12 +49,18 @@ class KeelStrategy(FedAvg):
         self.algorithm = make_algorithm(algorithm, **(settings or {}))
         if self.algorithm.probes or self.algorithm.pooled or "full_gradient" in self.algorithm.observes:
             raise KeelError(f"algorithm: {algorithm!r} needs full gradients; accepted here: one that needs none")
+        if getattr(self.algorithm, "anchor", "own") == "shared_init":
+            raise KeelError(
+                "algorithm.anchor: 'shared_init', which a node that joins later does not have; accepted: 'own'"
+            )
         self.rule = tomli_w.dumps({"name": algorithm, **self.algorithm.settings()})
         self.lr, self.server_lr, self.training = lr, server_lr, uuid4().hex
         self.server: State | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.form: Form = {}
         self.counted: dict[int, int] = {}
+        self.known: set[int] = set()
+        self.examples: dict[int, int] = {}
         self.ctx: RoundContext | None = None
 
     def configure_train(
@@ -65,9 +72,10 @@ class KeelStrategy(FedAvg):
             self.form = form_of(messages_of(self.algorithm, torch.zeros_like(theta))[1][-1])
         wanted = max(int(len(list(grid.get_node_ids())) * self.fraction_train), self.min_train_nodes)
         chosen, online = sample_nodes(grid, self.min_available_nodes, wanted)
-        share = len(chosen) / len(online)
+        self.known.update(online)
+        everyone, cohort = len(self.known), len(chosen)
         self.ctx = RoundContext(
-            server_round, len(online), len(chosen), share, 1 / share, lr=self.lr, server_lr=self.server_lr
+            server_round, everyone, cohort, self._share(chosen), everyone / cohort, self.lr, self.server_lr
         )
         sent = self.algorithm.broadcast(self.server, self.ctx)
         shared: dict[str, Any] = {
@@ -90,23 +98,30 @@ class KeelStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self.server is not None
         assert self.ctx is not None
-        usable: list[tuple[Tensors, int, int, RecordDict]] = []
+        usable: dict[int, tuple[Tensors, int, int, RecordDict]] = {}
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
                     raise messages.Broken(reply.error.reason)
-                usable.append(self._read(reply.content, server_round))
-                self.counted[node] = server_round
+                usable[node] = self._read(reply.content, server_round)
+                self.counted[node], self.examples[node] = server_round, usable[node][1]
             except messages.Broken as error:
                 log.warning("round %d: node %d is set aside: %s", server_round, node, error)
         if not usable:
             return None, None
-        total = sum(examples for _, examples, _, _ in usable)
-        reports = [Report(message, examples / total, steps) for message, examples, steps, _ in usable]
-        self.server = self.algorithm.aggregate(self.server, reports, self.ctx)
-        metrics = self.train_metrics_aggr_fn([content for *_, content in usable], self.weighted_by_key)
+        total = sum(examples for _, examples, _, _ in usable.values())
+        reports = [Report(message, examples / total, steps) for message, examples, steps, _ in usable.values()]
+        ctx = replace(self.ctx, cohort=len(usable), share=self._share(usable))
+        self.server = self.algorithm.aggregate(self.server, reports, ctx)
+        metrics = self.train_metrics_aggr_fn([content for *_, content in usable.values()], self.weighted_by_key)
         return _shaped(self.server["theta"], self.shapes), metrics
+
+    def _share(self, nodes: Iterable[int]) -> float:
+        """Their share of all known nodes' examples; a node that never told how many it has counts as the mean."""
+        usual = fmean(self.examples.values()) if self.examples else 1.0
+        held = {node: self.examples.get(node, usual) for node in self.known}
+        return sum(held[node] for node in nodes) / sum(held.values())
 
     def _read(self, content: RecordDict, round: int) -> tuple[Tensors, int, int, RecordDict]:
         told = messages.told(content, round, self.training)
@@ -115,7 +130,7 @@ class KeelStrategy(FedAvg):
         weights = [
             record[self.weighted_by_key] for record in own.metric_records.values() if self.weighted_by_key in record
         ]
-        if len(weights) != 1 or not isinstance(weights[0], int) or weights[0] < 1:
+        if len(weights) != 1 or type(weights[0]) is not int or weights[0] < 1:
             raise messages.Broken(f"{self.weighted_by_key} is {weights}")
         return message, weights[0], messages.count(told, "steps", 1), own
 
