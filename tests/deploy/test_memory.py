@@ -1,5 +1,6 @@
 """What a site remembers is on its disk whole, or as it was before."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,28 @@ def test_the_memory_of_the_round_that_counted_last_stays_beside_the_new_one(tmp_
     kept = SiteMemory(tmp_path, TRAINING).of(5)
     assert kept is not None
     assert kept["anchor"].tolist() == [5.0] * 3
+
+
+def test_a_process_that_is_late_with_an_older_round_takes_nothing_from_a_newer_one(tmp_path: Path) -> None:
+    memory = SiteMemory(tmp_path, TRAINING)
+    for round, last in (3, 0), (6, 3), (5, 3):
+        memory.keep_received(round, {"theta": torch.ones(3)})
+        memory.keep(round, {"c": torch.full((3,), float(round))}, last)
+    assert [round for round in range(8) if memory.of(round)] == [3, 5, 6]
+    assert [round for round in range(8) if memory.received(round)] == [5, 6]
+
+
+def test_processes_of_one_round_write_one_after_the_other(tmp_path: Path) -> None:
+    memory = SiteMemory(tmp_path, TRAINING)
+    memory.keep(1, {"c": torch.ones(3)}, 0)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: memory.keep(2, {"c": torch.ones(3)}, 1), range(32)))
+    assert memory.of(2) is not None
+
+
+def test_a_memory_is_for_its_owner_alone(tmp_path: Path) -> None:
+    SiteMemory(tmp_path, TRAINING).keep(1, {"c": torch.ones(3)}, 0)
+    assert (tmp_path / TRAINING).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_kill_while_it_is_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -35,10 +36,9 @@ class SiteMemory:
         return {name: value.float() if value.is_floating_point() else value for name, value in memory.items()}
 
     def keep(self, round: int, memory: Memory, last: int) -> None:
-        """What is remembered after this round; only it and that of the `last` one that counted stay."""
-        self._clear("memory-*", but=f"memory-{last}")
+        """What is remembered after this round; of those before it only that of the `last` one that counted stays."""
         kept = {n: value.to(self.precision) if value.is_floating_point() else value for n, value in memory.items()}
-        self._write(f"memory-{round}", kept)
+        self._write("memory", round, kept, last)
 
     def received(self, round: int) -> Message | None:
         """What came down in the first phase of that round."""
@@ -46,8 +46,7 @@ class SiteMemory:
 
     def keep_received(self, round: int, received: Message) -> None:
         """Puts by what came down in a round's first phase, so that it need not be sent again in the second."""
-        self._clear("received-*")
-        self._write(f"received-{round}", received)
+        self._write("received", round, received)
 
     def _read(self, name: str) -> Message | None:
         try:
@@ -56,12 +55,13 @@ class SiteMemory:
             return None
         return {key: value.clone() for key, value in stored.items()}  # see messages: how it lies changes bits
 
-    def _write(self, name: str, tensors: Message) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _write(self, kind: str, round: int, tensors: Message, last: int = 0) -> None:
+        """One process at a time; one that is late with an older round leaves what newer ones wrote."""
         content = save({name: value.contiguous() for name, value in tensors.items()})
-        write_whole(self.folder / f"{name}.safetensors", [content])
-
-    def _clear(self, names: str, but: str = "") -> None:
-        for file in self.folder.glob(f"{names}.safetensors"):
-            if file.stem != but:
-                file.unlink()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock"):
+            for file in self.folder.glob(f"{kind}-*.safetensors"):
+                number = int(file.stem.removeprefix(f"{kind}-"))
+                if number < round and number != last:
+                    file.unlink()
+            write_whole(self.folder / f"{kind}-{round}.safetensors", [content])
