@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from keel.runs.folder import RunFolder
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from keel.deploy import messages
+from keel.deploy.check import OneProcess
 from keel.deploy.memory import SiteMemory
 from tests.deploy.in_one_process import InOneProcess, held_by, network, serial
 
@@ -165,6 +167,47 @@ def test_an_answer_that_does_not_hold_up_is_as_if_it_never_came(
     assert without.records[1]["set_aside"] == {"1": "late: no answer in 0.3 s"}
     assert spoiled.records[1]["cohort"] == [2, 0]
     assert "set_aside" not in spoiled.records[2]
+
+
+BYTES: dict[str, tuple[type[ConfigRecord | ArrayRecord], bytes]] = {
+    "DecodeError": (ConfigRecord, b"ConfigRecord  4\x00\xff\xff\xff\xff"),
+    "AttributeError": (ArrayRecord, b"ArrayRecord  2\x00[]"),
+    "RecursionError": (ArrayRecord, b"ArrayRecord  100000\x00" + b"[" * 100000),
+}
+
+
+@pytest.mark.parametrize("error", BYTES)
+def test_bytes_that_flower_cannot_read_set_their_site_aside(
+    error: str, federation: InOneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower reads an answer when it is pulled."""
+    spoiled: list[str] = []
+
+    def remember(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.group_id == "2":
+            spoiled.append(reply.metadata.reply_to_message_id)
+        return reply
+
+    def pull(self: OneProcess, numbers: Iterable[str]) -> Iterable[Message]:
+        if set(numbers) & set(spoiled):
+            kind, content = BYTES[error]
+            kind.inflate(content)
+        return whole(self, numbers)
+
+    whole = OneProcess.pull_messages
+    monkeypatch.setattr(OneProcess, "pull_messages", pull)
+    run = federation(remember, participation__rate=1.0)
+    assert run.status == "finished"
+    assert f"broken: {error}" in run.records[1]["set_aside"]["1"]
+
+
+def test_a_lost_connection_is_nobodys_answer(federation: InOneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(self: OneProcess, numbers: Iterable[str]) -> Iterable[Message]:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(OneProcess, "pull_messages", pull)
+    with pytest.raises(httpx.ConnectError):
+        federation()
 
 
 def test_a_report_that_was_set_aside_leaves_no_trace_in_the_sites_memory(

@@ -5,8 +5,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.error.base import FlowerError
 
 from keel.algorithms.base import Message as Tensors
 from keel.deploy import messages
@@ -127,8 +129,10 @@ class Sites:
         try:
             for reply in self.grid.pull_messages([number]):
                 return Absent(_one_line(reply.error.reason)) if reply.has_error() else reply.content
-        except (ValueError, TypeError, KeyError) as error:  # what Flower raises for content that it cannot read
-            return Absent(f"broken: {_one_line(error)}")
+        except (OSError, httpx.HTTPError, FlowerError):  # the connection to Flower's server, not what a site sent
+            raise
+        except Exception as error:  # Flower reads what a site sent, and what bad bytes lead to has no common class
+            return Absent(f"broken: {type(error).__name__}: {_one_line(error)}")
         return None
 
 
