@@ -20,10 +20,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from keel.deploy import messages
-from keel.deploy.check import OneProcess
+from keel.deploy import messages, sites
+from keel.deploy.check import OneProcess, Post
 from keel.deploy.memory import SiteMemory
-from tests.deploy.in_one_process import InOneProcess, held_by, network, serial
+from tests.deploy.in_one_process import SIZES, InOneProcess, held_by, network, serial
 
 NAMES = sorted(set(REGISTRY) - {"centralized"})
 
@@ -348,8 +348,15 @@ def test_two_nodes_cannot_be_the_same_site(federation: InOneProcess, caplog: pyt
 
 
 def test_a_site_whose_node_has_become_another_is_found_again(federation: InOneProcess, tmp_path: Path) -> None:
-    """As without keys, where a restarted node has a new number: the old one is still there for a while."""
+    """With a new key a restarted node has a new number: the old one is still there for a while."""
+    run = federation(
+        becoming_another(federation), algorithm__name="fedhbm", participation__rate=1.0, federation__rebind=True
+    )
+    whole = serial(tmp_path / "serial", algorithm__name="fedhbm", participation__rate=1.0)
+    assert run.summary["model_sha256"] == whole.summary["model_sha256"]
 
+
+def becoming_another(federation: InOneProcess) -> Post:
     def restart(node: int, reply: Message) -> Message:
         nodes = federation.grid.nodes
         if node == 3 and reply.metadata.group_id == "1":
@@ -358,9 +365,78 @@ def test_a_site_whose_node_has_become_another_is_found_again(federation: InOnePr
             nodes.pop(3, None)
         return reply
 
-    run = federation(restart, algorithm__name="fedhbm", participation__rate=1.0)
-    whole = serial(tmp_path / "serial", algorithm__name="fedhbm", participation__rate=1.0)
-    assert run.summary["model_sha256"] == whole.summary["model_sha256"]
+    return restart
+
+
+def test_a_site_is_the_node_that_the_training_began_with(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = federation(becoming_another(federation), participation__rate=1.0)
+    assert [list(record.get("set_aside", {})) for record in run.records] == [[], [], ["2"], ["2"]]
+    assert "node 9 is set aside: calls itself site 2, which is node 3" in caplog.text
+
+
+def test_after_a_restart_of_the_server_too_a_site_is_its_node(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def die(node: int, reply: Message) -> Message:
+        if reply.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return reply
+
+    def swapped(node: int, reply: Message) -> Message:
+        if reply.metadata.message_type == "query" and node < 3:
+            reply.content.config_records[messages.TOLD].update(
+                site=2 - node, examples=SIZES[2 - node]
+            )  # node 1 says that it is site 1, and node 2 that it is site 0
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        federation(die, participation__rate=1.0)
+    resumed = federation(swapped, participation__rate=1.0)
+    assert [record["cohort"] for record in resumed.records] == [[2, 0, 1], [2, 0, 1], [2], [2]]
+    assert "calls itself site 1, which is node 2" in caplog.text
+
+
+def test_a_site_that_comes_back_with_other_data_is_set_aside(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def die(node: int, reply: Message) -> Message:
+        if reply.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        federation(die, participation__rate=1.0)
+    resumed = federation(data=lambda node: held_by((1, 1, 2)[node["site"]]), participation__rate=1.0)
+    assert resumed.records[-1]["set_aside"] == {"0": "is not connected"}
+    assert "site 0: examples is 4, but the training began with 9" in caplog.text
+
+
+def test_a_site_answers_only_what_its_own_number_is_asked(federation: InOneProcess) -> None:
+    def mislead(node: int, reply: Message) -> Message:
+        if node == 3 and reply.metadata.group_id == "1":
+            federation.grid.nodes[3]["site"] = 1
+        return reply
+
+    run = federation(mislead, participation__rate=1.0)
+    assert "this is 1, but 2 was asked" in run.records[1]["set_aside"]["2"]
+
+
+def test_a_site_that_could_not_say_who_it_is_is_asked_again(
+    federation: InOneProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    def mounted_later(node: dict[str, int]) -> Any:
+        tries.append(node["site"])
+        if node["site"] == 1 and tries.count(1) == 1:
+            raise FileNotFoundError("patients.csv")
+        return held_by(node["site"])
+
+    monkeypatch.setattr(sites, "TELL_SECONDS", 0.0)
+    assert federation(data=mounted_later, participation__rate=1.0).status == "finished"
+    assert "node 2 is set aside: RuntimeError: FileNotFoundError" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,9 @@ def run_federation(
     found = existing(spec, path)
     module, known = initial_model(model, spec), {} if found is None else found.environment
     identity = known.get("training") or uuid4().hex
-    sites = Sites(grid, federation, {"spec": spec.to_toml(), "training": identity})
-    described: list[Description] = known.get("sites") or sites.wait_for_all()
+    recorded: list[Description] = known.get("sites", [])
+    sites = Sites(grid, federation, {"spec": spec.to_toml(), "training": identity}, recorded)
+    described = recorded or sites.wait_for_all()
     tested = None if test is None else as_examples(test(), "data.test_")
     task = federation_task(spec, module, described, tested, loss)
     training = Training(spec, task, engine=lambda problem: FlowerEngine(problem, spec, sites, tested is not None))

@@ -23,6 +23,8 @@ class Federation(BaseModel):
     """Seconds that sites have for an answer."""
     wait: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds that a beginning training waits for all sites, and a round for the least number."""
+    rebind: bool = False
+    """Whether a site may come back as another node than it was when the training began: with a new key."""
 
 
 def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:

@@ -85,6 +85,8 @@ class Site:
         self.asked, self.node = asked, node
         self.spec = spec_of(str(asked["spec"]))
         self.number = site_number(node)
+        if asked.get("site", self.number) != self.number:
+            raise KeelError(f"site: this is {self.number}, but {asked['site']} was asked; accepted: its own number")
         self.device = find_device(str(node.get("device", "auto")))
         torch.set_num_threads(int(node.get("threads", 1)))  # one: how a sum is split over threads changes its bits
         self._model, self._data, self._loss = model, data, loss
@@ -198,7 +200,7 @@ def initial_model(model: Model, spec: Spec) -> nn.Module:
 
 def site_number(node: Mapping[str, Any]) -> int:
     value = node.get("site")
-    if not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise KeelError(f"node config site: {value!r}; accepted: the number of this site, as in --node-config 'site=0'")
     return value
 

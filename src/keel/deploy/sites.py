@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import httpx
@@ -22,15 +23,25 @@ Description = dict[str, Any]
 """What a site tells of itself before the first round."""
 POLL_SECONDS = 0.2  # at first; a twentieth of the time that was waited, up to 3 s, later
 TELL_SECONDS = 30.0
+QUICKER = 10
+"""Once a training goes on, new nodes have this part of federation.timeout to say who they are: everybody waits."""
+
+
+class NotThisSite(messages.Broken):
+    """A node that cannot be who it says it is, however often it is asked."""
 
 
 class Sites:
-    """Who is where. A site is known by its number, which is in its node's own settings."""
+    """Who is where. A site says its number; from the beginning of a training on it is bound to the node that said so,
+    and to what it described, as `recorded`."""
 
-    def __init__(self, grid: Grid, federation: Federation, asked: Mapping[str, Any]):
+    def __init__(
+        self, grid: Grid, federation: Federation, asked: Mapping[str, Any], recorded: Sequence[Description] = ()
+    ):
         self.grid, self.federation, self.asked = grid, federation, dict(asked)
+        self.recorded = {site["site"]: site for site in recorded}
         self.nodes: dict[int, int] = {}
-        self.refused: set[int] = set()
+        self.refused: dict[int, float] = {}
         self.online: set[int] = set()
         self.described: dict[int, Description] = {}
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
@@ -39,7 +50,7 @@ class Sites:
         """What each site tells of itself, once all are there."""
         until, told = time.monotonic() + self.federation.wait, time.monotonic()
         while len(self.described) < self.federation.sites:
-            self.refresh()
+            self.refresh(self.federation.timeout)
             missing = [str(n) for n in range(self.federation.sites) if n not in self.described]
             if missing and time.monotonic() > until:
                 raise KeelError(
@@ -50,30 +61,41 @@ class Sites:
                 log.info("waiting for site %s", ", ".join(missing))
                 told = time.monotonic() + TELL_SECONDS
             time.sleep(POLL_SECONDS * bool(missing))
+        self.recorded = dict(self.described)
         return [self.described[site] for site in range(self.federation.sites)]
 
-    def refresh(self) -> None:
-        """Asks the nodes that are new who they are."""
+    def refresh(self, timeout: float | None = None) -> None:
+        """Asks the nodes that are new who they are; those that could not say so, again after a while."""
+        if timeout is None:
+            timeout = self.federation.timeout / (QUICKER if self.nodes else 1)
         before, online = self.online, set(self.grid.get_node_ids())
         self.online = online
         if before - online:  # a node that was refused may be what a site has become
             self.refused.clear()
-        new = sorted(online - set(self.nodes.values()) - self.refused)
-        for node, answer in self._exchange("query", dict.fromkeys(new, self._content({})), "0").items():
-            self._enter(node, answer, online)
+        began = time.monotonic()
+        not_yet = {node for node, until in self.refused.items() if began < until}
+        new = sorted(online - set(self.nodes.values()) - not_yet)
+        answers = self._exchange("query", dict.fromkeys(new, self._content({})), "0", timeout)
+        pause = max(TELL_SECONDS, time.monotonic() - began)
+        for node, answer in answers.items():
+            try:
+                self._enter(node, answer, online)
+            except messages.Broken as error:
+                log.warning("node %d is set aside: %s", node, error)
+                self.refused[node] = inf if isinstance(error, NotThisSite) else time.monotonic() + pause
 
     def _enter(self, node: int, answer: RecordDict | Absent, online: set[int]) -> None:
-        try:
-            described = _described(answer)
-            site = described["site"]
-            if site >= self.federation.sites:
-                raise messages.Broken(f"calls itself site {site} of {self.federation.sites}")
-            if self.nodes.get(site, node) in online - {node}:
-                raise messages.Broken(f"calls itself site {site}, which another node is")
-        except messages.Broken as error:
-            log.warning("node %d is set aside: %s", node, error)
-            self.refused.add(node)
-            return
+        described = {**_described(answer), "node": node}
+        site = described["site"]
+        if site >= self.federation.sites:
+            raise NotThisSite(f"calls itself site {site} of {self.federation.sites}")
+        if self.nodes.get(site, node) in online - {node}:
+            raise NotThisSite(f"calls itself site {site}, which another node is")
+        for name, value in self.recorded.get(site, {}).items():
+            if name == "node" and value != node and not self.federation.rebind:
+                raise NotThisSite(f"calls itself site {site}, which is node {value} (a new key: federation.rebind)")
+            if name != "node" and value != described[name]:
+                raise messages.Broken(f"site {site}: {name} is {described[name]}, but the training began with {value}")
         log.info("site %d is node %d, with %d examples", site, node, described["examples"])
         self.nodes[site] = node
         self.described[site] = described
@@ -93,10 +115,10 @@ class Sites:
         for site in reachable:
             packed.setdefault(id(tensors[site]), messages.pack(tensors[site]))
         sent = {
-            node: self._content({**contents[site], "round": round}, packed[id(tensors[site])])
+            node: self._content({**contents[site], "round": round, "site": site}, packed[id(tensors[site])])
             for site, node in reachable.items()
         }
-        answers = self._exchange(kind, sent, str(round))
+        answers = self._exchange(kind, sent, str(round), self.federation.timeout)
         return {
             site: answers[reachable[site]] if site in reachable else Absent("is not connected") for site in contents
         }
@@ -105,11 +127,12 @@ class Sites:
         records: dict[str, Any] = {messages.ASKED: ConfigRecord({**self.asked, **asked})}
         return RecordDict(records if tensors is None else {**records, messages.TENSORS: tensors})
 
-    def _exchange(self, kind: str, contents: Mapping[int, RecordDict], group: str) -> dict[int, RecordDict | Absent]:
+    def _exchange(
+        self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float
+    ) -> dict[int, RecordDict | Absent]:
         """By node."""
         if not contents:
             return {}
-        timeout = self.federation.timeout
         sent = [Message(content, node, kind, ttl=timeout, group_id=group) for node, content in contents.items()]
         self.bytes["bytes_down"] += sum(map(messages.size_of, contents.values()))
         waiting = dict(zip(self.grid.push_messages(sent), contents, strict=True))
