@@ -77,7 +77,7 @@ class Training:
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()
-        self._examples = len(task.data.partition.indices)
+        self._examples = int(task.data.partition.sizes.sum())
 
     @property
     def parameters(self) -> int:

@@ -23,6 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from keel.deploy import messages, sites
 from keel.deploy.check import OneProcess, Post
 from keel.deploy.memory import SiteMemory
+from keel.deploy.settings import read_settings
 from tests.deploy.in_one_process import SIZES, InOneProcess, held_by, network, serial
 
 NAMES = sorted(set(REGISTRY) - {"centralized"})
@@ -122,6 +123,14 @@ def no_steps(content: RecordDict) -> None:
     content.metric_records[messages.TOLD]["steps"] = 0
 
 
+def other_steps(content: RecordDict) -> None:
+    content.metric_records[messages.TOLD]["steps"] = 10**9
+
+
+def too_large(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), 3e38)})
+
+
 def an_infinite_loss(content: RecordDict) -> None:
     content.metric_records[messages.TOLD]["loss"] = float("inf")
 
@@ -141,6 +150,8 @@ HOSTILE: dict[Callable[[RecordDict], None], str] = {
     stale: "stale: of round 1",
     of_another_training: "another training",
     no_steps: "steps",
+    other_steps: "steps is 1000000000 instead of 2",
+    too_large: "delta is not finite, or too large",
     an_infinite_loss: "loss",
     nothing: "no numbers",
 }
@@ -241,9 +252,10 @@ def test_a_site_that_lost_its_disk_joins_as_a_new_one(
             shutil.rmtree(tmp_path / "site-2")
         return reply
 
-    run = federation(lose_after_round_two, algorithm__name="fedhbm", participation__rate=1.0)
+    run = federation(lose_after_round_two, algorithm__name="scaffold", participation__rate=1.0)
     assert run.status == "finished"
     assert "site 2 has lost its memory, and joins as a new one" in caplog.text
+    assert "the server's c keeps what it was of site 2" in caplog.text
     assert all("set_aside" not in record for record in run.records)
 
 
@@ -439,6 +451,147 @@ def test_a_site_that_could_not_say_who_it_is_is_asked_again(
     assert "node 2 is set aside: RuntimeError: FileNotFoundError" in caplog.text
 
 
+def test_a_report_above_the_largest_norm_is_set_aside(federation: InOneProcess) -> None:
+    def larger(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.group_id == "2":
+            reply.content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), 1e6)})
+        return reply
+
+    run = federation(larger, participation__rate=1.0, federation__largest_norm=100)
+    assert run.status == "finished"
+    assert "above 100 (federation.largest_norm)" in run.records[1]["set_aside"]["1"]
+
+
+def test_a_round_that_is_not_finite_is_not_saved_and_the_run_goes_on_from_the_one_before(
+    federation: InOneProcess, tmp_path: Path
+) -> None:
+    """Each report of round 3 is finite, but three together are not."""
+
+    def wreck(node: int, reply: Message) -> Message:
+        if reply.metadata.group_id == "3":
+            delta = torch.zeros(39)
+            delta[0] = 1.5e19
+            reply.content[messages.TENSORS] = messages.pack({"delta": delta})
+        return reply
+
+    settings: dict[str, Any] = {"participation__rate": 1.0, "server__lr": 2.0}
+    with pytest.raises(KeelError, match=r"round 3: .* not finite any more; .* the same flwr run goes on"):
+        federation(wreck, **settings)
+    folder = RunFolder(tmp_path / "run")
+    saved = folder.saved_position()
+    assert saved is not None
+    assert saved.round == len(folder.records()) == 2
+    resumed = federation(**settings)
+    assert resumed.summary["model_sha256"] == serial(tmp_path / "serial", **settings).summary["model_sha256"]
+
+
+def test_a_full_disk_says_how_a_federation_is_gone_on_with(
+    federation: InOneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunFolder, position: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    with pytest.raises(OSError, match="no space left; what was saved is kept: the same flwr run goes on"):
+        federation()
+
+
+def test_a_model_that_a_kill_left_unwritten_is_written_by_the_next_run(federation: InOneProcess) -> None:
+    path = federation().path / "model.safetensors"
+    content = path.read_bytes()
+    path.unlink()
+    federation()
+    assert path.read_bytes() == content
+
+
+DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
+    "huge shape": ({"shape": [10**6, 10**6]}, "site 1: shape is"),
+    "negative shape": ({"shape": [-5]}, "site 1: shape is"),
+    "huge count": ({"examples": 10**15}, "site 1: examples is"),
+    "bool": ({"examples": True}, "site 1: examples is True"),
+    "classes": ({"classes": 10**12}, "site 1: classes is"),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIBED)
+def test_a_description_beyond_all_bounds_is_refused(
+    case: str, federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, message = DESCRIBED[case]
+
+    def lie(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.message_type == "query":
+            reply.content.config_records[messages.TOLD].update(told)
+        return reply
+
+    with pytest.raises(KeelError, match="site 1 did not come"):
+        federation(lie)
+    assert message in caplog.text
+
+
+def test_buffers_that_the_model_does_not_have_are_refused(federation: InOneProcess) -> None:
+    def lie(node: int, reply: Message) -> Message:
+        if reply.metadata.message_type == "query":
+            reply.content.config_records[messages.TOLD]["moving"] = ["ghost"]
+        return reply
+
+    with pytest.raises(KeelError, match=r"site 0: moving \['ghost'\]"):
+        federation(lie)
+
+
+def test_a_site_may_have_more_examples_than_the_server_has_room_for(federation: InOneProcess) -> None:
+    """The server has no table of them; here the one that says so is set aside, for its steps do not fit."""
+
+    def lie(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.message_type == "query":
+            reply.content.config_records[messages.TOLD]["examples"] = 10**12
+        return reply
+
+    run = federation(lie, participation__rate=1.0)
+    assert all("steps is 2 instead of 500000000000" in record["set_aside"]["1"] for record in run.records)
+
+
+EVALUATIONS: dict[str, dict[str, Any]] = {
+    "counted": {"counted": 10**6},
+    "loss": {"loss": -5.0},
+    "right": {"right": 10**6},
+}
+
+
+@pytest.mark.parametrize("told", EVALUATIONS.values(), ids=list(EVALUATIONS))
+def test_an_evaluation_that_cannot_be_is_set_aside(
+    told: dict[str, Any], federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lie(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.message_type == "evaluate":
+            reply.content.metric_records[messages.TOLD].update(told)
+        return reply
+
+    federation(lie, data=lambda node: (held_by(node["site"]), held_by(node["site"])), test=None, rounds=1)
+    assert "evaluation: site 1 is set aside" in caplog.text
+
+
+def test_an_evaluation_of_an_earlier_round_is_set_aside(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stale(node: int, reply: Message) -> Message:
+        if node == 2 and reply.metadata.message_type == "evaluate":
+            reply.content.config_records[messages.ASKED]["round"] = 1
+        return reply
+
+    federation(stale, data=lambda node: (held_by(node["site"]), held_by(node["site"])), test=None, rounds=2)
+    assert "evaluation: site 1 is set aside: stale: of round 1" in caplog.text
+
+
+def test_the_momentum_of_a_site_goes_by_the_rounds_it_was_away() -> None:
+    config = {"federation.sites": 3, "federation.out": "-"}
+    for name in "fedhbm", "localghbm":
+        spec, _ = read_settings({**config, "algorithm.name": name})
+        assert spec.algorithm.settings()["tau_i"] == "actual"
+        spec, _ = read_settings({**config, "algorithm.name": name, "algorithm.tau_i": "expected"})
+        assert spec.algorithm.settings()["tau_i"] == "expected"
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -447,6 +600,8 @@ def test_a_site_that_could_not_say_who_it_is_is_asked_again(
         ({"data__name": "digits"}, r"data\.name"),
         ({"algorithm__name": "centralized"}, "one place"),
         ({"evaluation__on": "validation"}, r"evaluation\.on"),
+        ({"engine__name": "ray"}, r"engine\.name"),
+        ({"federation__largest_norm": 0}, "largest_norm"),
         ({"local__lrr": 1.0}, "did you mean 'lr'"),
     ],
 )

@@ -132,7 +132,7 @@ class FederatedData:
     """Whether the examples are on this machine."""
 
     def __repr__(self) -> str:
-        return f"<FederatedData {self.name}: {self.partition.clients} clients, {len(self.partition.indices)} examples>"
+        return f"<FederatedData {self.name}: {self.partition.clients} clients, {self.partition.sizes.sum()} examples>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -160,7 +160,8 @@ class FederatedData:
 class Elsewhere(FederatedData):
     """What others hold, seen from outside: how many examples each has and what one looks like.
 
-    The training examples are a stand-in for their shape; so are the test examples, where nobody has any here.
+    The training example is a stand-in for the shape of theirs, and all that the partition's table names; so are the
+    test examples a stand-in, where nobody has any here.
     """
 
     here = False

@@ -36,15 +36,18 @@ def _array(tensor: Tensor) -> Array:
     return Array(kind, tuple(content.shape), RAW, content.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def unpack(content: RecordDict, form: Form) -> Message:
-    """The tensors of an answer, which have to be of this form, and finite."""
+def unpack(content: RecordDict, form: Form, largest: float | None = None) -> Message:
+    """The tensors of an answer, which have to be of this form, and finite in their norm, which is up to `largest`."""
     record = content.get(TENSORS, ArrayRecord())
     if not isinstance(record, ArrayRecord) or set(record) != set(form):
         raise Broken(f"sends {sorted(record)} instead of {sorted(form)}")
     tensors = {name: _tensor(name, record[name], *form[name]) for name in form}
     for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise Broken(f"{name} is not finite")
+        norm = float(torch.linalg.vector_norm(tensor.float()))
+        if not isfinite(norm):
+            raise Broken(f"{name} is not finite, or too large for its norm to be")
+        if largest is not None and norm > largest:
+            raise Broken(f"{name} has norm {norm:g}, above {largest:g} (federation.largest_norm)")
     return tensors
 
 
@@ -94,13 +97,13 @@ def told(content: RecordDict, round: int, training: str) -> MetricRecord:
 
 def count(record: MetricRecord, name: str, least: int = 0) -> int:
     value = record.get(name)
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise Broken(f"{name} is {value!r} instead of a number from {least}")
     return value
 
 
 def number(record: MetricRecord, name: str) -> float:
     value = record.get(name)
-    if not isinstance(value, int | float) or not isfinite(value):
+    if type(value) not in (int, float) or not isfinite(value):
         raise Broken(f"{name} is {value!r} instead of a finite number")
     return float(value)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,13 +36,16 @@ from keel.rounds import BUFFERS, Position, Record, Training
 from keel.runs.folder import RunFolder, write_whole
 from keel.runs.run import Run, check_same, create, existing, go, result
 from keel.runs.spec import Spec
-from keel.task import Task, make_task
+from keel.task import Task, default_loss, make_task
 from keel.units import percent, size
 
 log = logging.getLogger("flwr")
 
 ATTEMPTS = 5
 """How often a round with too few answers is asked for."""
+MODEL = "model.safetensors"
+SUMMED = {"scaffold": "c", "scaffold_m": "c", "feddyn": "h"}
+"""What the server keeps of all sites' memories in sum, by algorithm: it still has the part of a memory that is lost."""
 COUNTED = "keel.round"
 """All that the server keeps of a site's memory, which stays there: the round after which it was counted last."""
 
@@ -83,7 +87,10 @@ def run_federation(
         check_same(found.environment, training)
         if found.ended:
             log.info("%s has ended already: %s", found.path, (found.summary or {})["status"])
-            return result(found, training, found.saved_position() or training.start())
+            ended = result(found, training, found.saved_position() or training.start())
+            if not (found.path / MODEL).exists():  # killed after the last round
+                _write_model(found, ended.module)
+            return ended
         position = found.restore(training.memories(found.memory_file)) or training.start(found.memory_file)
         if position.round:
             log.info("going on after round %d of %d: %s", position.round, spec.rounds, found.path)
@@ -107,10 +114,11 @@ def federation_task(
                 )
     stand_in = Examples(torch.zeros(1, *first["shape"]), torch.zeros(1, *first["target_shape"], dtype=torch.long))
     test = test or stand_in
-    ends = np.cumsum([site["examples"] for site in described])
-    partition = Partition.of(np.split(np.arange(ends[-1]), ends[:-1]))
+    partition = Partition(np.zeros(1), np.cumsum([0, *(site["examples"] for site in described)]))
     data = Elsewhere("federation", stand_in, test, partition, first["classes"])
     task = make_task(spec, module=module, data=data, loss=loss)
+    if unknown := set(first["moving"]) - set(dict(task.module.named_buffers())):
+        raise KeelError(f"site {first['site']}: moving {sorted(unknown)}; accepted: buffers of the server's model")
     ours = state_fingerprint(task.module)
     for site in described:
         if site["model"] != ours:
@@ -131,6 +139,8 @@ class FlowerEngine:
         self.spec, self.sites = spec, sites
         task = problem.task
         self.evaluator = Evaluator(task, problem.local_buffers) if test_here else OnSites(task, problem.local_buffers)
+        self.positions = prod(task.data.train.targets.shape[1:])
+        self.never_negative = task.loss is default_loss(task.data)
         self.averages = bool(task.moving) and not problem.local_buffers
         model = FlatModel(task.module, task.moving)
         theta = torch.zeros_like(model.weights)
@@ -140,33 +150,40 @@ class FlowerEngine:
         if self.averages and (buffers := model.buffers()) is not None:
             self.buffers_form = form_of({BUFFERS: buffers})
         self.remembers = bool(spec.algorithm.init_client(theta)) or problem.local_buffers
+        self.steps = [problem.recipe.work.count(size) for size in task.data.partition.sizes.tolist()]
         self._first: set[str] = set()
+        self._round = 0
 
     def probe(self, work: RoundWork) -> Iterator[Message | Absent]:
         sent = self._outgoing(work)
         self._first = set(sent)
 
-        def read(content: RecordDict) -> Message:
+        def read(site: int, content: RecordDict) -> Message:
             messages.told(content, work.ctx.round, self._training)
-            return messages.unpack(content, self.gradient_form)
+            return messages.unpack(content, self.gradient_form, self.sites.federation.largest_norm)
 
         return iter(self._answers("train.probe", work, sent, read).values())
 
     def train(self, work: RoundWork) -> Iterator[ClientResult | Absent]:
         sent = {name: value for name, value in self._outgoing(work).items() if name not in self._first}
-        self._first = set()
+        self._first, self._round = set(), work.ctx.round
         memory: Memory = {COUNTED: torch.tensor([work.ctx.round])} if self.remembers else {}
 
-        def read(content: RecordDict) -> ClientResult:
+        def read(site: int, content: RecordDict) -> ClientResult:
             told = messages.told(content, work.ctx.round, self._training)
-            tensors = messages.unpack(content, {**self.report_form, **self.buffers_form})
+            form = {**self.report_form, **self.buffers_form}
+            tensors = messages.unpack(content, form, self.sites.federation.largest_norm)
             steps, loss = messages.count(told, "steps", 1), messages.number(told, "loss")
+            if steps != self.steps[site]:
+                raise messages.Broken(f"steps is {steps} instead of {self.steps[site]}")
             buffers = tensors.pop(BUFFERS, None)
             return ClientResult(tensors, memory, steps, torch.tensor(loss, dtype=torch.float64), buffers)
 
         def tell(site: int, content: RecordDict) -> None:
             if content.metric_records[messages.TOLD].get("lost"):
                 log.warning("site %d has lost its memory, and joins as a new one", site)
+                if name := SUMMED.get(self.spec.algorithm.name):
+                    log.warning("the server's %s keeps what it was of site %d: it stays off by that", name, site)
 
         return iter(self._answers("train", work, sent, read, tell).values())
 
@@ -177,13 +194,27 @@ class FlowerEngine:
             return
         sent = {"theta": theta} | ({BUFFERS: buffers} if self.averages and buffers is not None else {})
         everyone = range(self.sites.federation.sites)
-        answers = self.sites.ask("evaluate", 0, {site: {} for site in everyone}, dict.fromkeys(everyone, sent))
+        answers = self.sites.ask(
+            "evaluate", self._round, {site: {} for site in everyone}, dict.fromkeys(everyone, sent)
+        )
         self.evaluator.sent = sum(self.traffic().values())
         for site, answer in answers.items():
             try:
-                yield _measured(answer, self._training)
+                yield self._measured(answer)
             except messages.Broken as error:
                 log.warning("evaluation: site %d is set aside: %s", site, error)
+
+    def _measured(self, answer: RecordDict | Absent) -> Tensor:
+        if isinstance(answer, Absent):
+            raise messages.Broken(answer.reason)
+        told = messages.told(answer, self._round, self._training)
+        loss = messages.number(told, "loss")
+        right, counted, tested = (messages.count(told, name) for name in ("right", "counted", "examples"))
+        if not right <= counted <= tested * self.positions:
+            raise messages.Broken(f"{right} right of {counted} in {tested} examples")
+        if loss < 0 and self.never_negative:
+            raise messages.Broken(f"loss is {loss:g}, which cross entropy cannot be")
+        return torch.tensor([loss, right, counted, tested], dtype=torch.float64)
 
     def traffic(self) -> dict[str, int]:
         return self.sites.counted()
@@ -204,7 +235,7 @@ class FlowerEngine:
         kind: str,
         work: RoundWork,
         sent: Message,
-        read: Callable[[RecordDict], Any],
+        read: Callable[[int, RecordDict], Any],
         tell: Callable[[int, RecordDict], None] = lambda site, content: None,
     ) -> dict[int, Any]:
         """What each site of the cohort answers, or why it is absent; asked again where too few answer."""
@@ -246,12 +277,12 @@ class FlowerEngine:
         site: int,
         round: int,
         answer: RecordDict | Absent,
-        read: Callable[[RecordDict], Any],
+        read: Callable[[int, RecordDict], Any],
         tell: Callable[[int, RecordDict], None],
     ) -> Any:
         if not isinstance(answer, Absent):
             try:
-                content = read(answer)
+                content = read(site, answer)
                 tell(site, answer)
                 return content
             except messages.Broken as error:
@@ -275,16 +306,6 @@ class OnSites(Evaluator):
         return {"test_loss": loss / tested, **accuracy, "bytes_evaluation": self.sent}
 
 
-def _measured(answer: RecordDict | Absent, training: str) -> Tensor:
-    if isinstance(answer, Absent):
-        raise messages.Broken(answer.reason)
-    told = messages.told(answer, 0, training)
-    right, counted, tested = (messages.count(told, name) for name in ("right", "counted", "examples"))
-    if right > counted:
-        raise messages.Broken(f"{right} right of {counted}")
-    return torch.tensor([messages.number(told, "loss"), right, counted, tested], dtype=torch.float64)
-
-
 def _progress(spec: Spec) -> Callable[[Record, Position, float], None]:
     def tell(record: Record, position: Position, seconds: float) -> None:
         aside = record.get("set_aside", {})
@@ -304,4 +325,4 @@ def _write_model(folder: RunFolder, module: nn.Module) -> None:
     """The trained model, for whoever wants to use it: model.load_state_dict(safetensors.torch.load_file(...))."""
     state: Mapping[str, Tensor] = module.state_dict()
     content = save({name: value.detach().cpu().clone().contiguous() for name, value in state.items()})
-    write_whole(folder.path / "model.safetensors", [content])
+    write_whole(folder.path / MODEL, [content])

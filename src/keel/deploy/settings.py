@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from keel.algorithms import REGISTRY
 from keel.errors import KeelError, explain, unknown
 from keel.runs.spec import CUSTOM, Spec, make_spec, put
 
@@ -23,6 +24,8 @@ class Federation(BaseModel):
     """Seconds that sites have for an answer."""
     wait: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds that a beginning training waits for all sites, and a round for the least number."""
+    largest_norm: Annotated[float, Field(gt=0)] | None = None
+    """Of a tensor that a site reports; an answer with a larger one is set aside."""
     rebind: bool = False
     """Whether a site may come back as another node than it was when the training began: with a new key."""
 
@@ -37,7 +40,7 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
         if field not in Federation.model_fields:
             raise unknown("federation", field, Federation.model_fields)
     try:
-        federation = Federation.model_validate({k: float(v) if k in SECONDS else v for k, v in given.items()})
+        federation = Federation.model_validate({k: float(v) if k in FLOATS else v for k, v in given.items()})
     except (ValidationError, TypeError) as error:
         text = explain(error) if isinstance(error, ValidationError) else str(error)
         raise KeelError(f"federation.{text}") from None
@@ -47,6 +50,12 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}
+    for field in table.get("engine", {}):
+        if field != "device":
+            raise KeelError(f"engine.{field}: {table['engine'][field]!r}; accepted: none, for the sites train")
+    algorithm = table.get("algorithm", {})
+    if hasattr(REGISTRY.get(algorithm.get("name")), "tau_i"):  # a site may be away for long, whatever the rate
+        table["algorithm"] = {"tau_i": "actual", **algorithm}
     spec = make_spec(table)
     if spec.algorithm.pooled:
         raise KeelError(f"algorithm.name: {spec.algorithm.name!r} has all examples at one place; accepted: another")
@@ -57,4 +66,4 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
     return spec, federation
 
 
-SECONDS = ("timeout", "wait")
+FLOATS = ("timeout", "wait", "largest_norm")

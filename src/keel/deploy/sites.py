@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import httpx
@@ -23,6 +23,8 @@ Description = dict[str, Any]
 """What a site tells of itself before the first round."""
 POLL_SECONDS = 0.2  # at first; a twentieth of the time that was waited, up to 3 s, later
 TELL_SECONDS = 30.0
+LARGEST = 2**28
+"""Numbers that one example may have."""
 QUICKER = 10
 """Once a training goes on, new nodes have this part of federation.timeout to say who they are: everybody waits."""
 
@@ -166,18 +168,24 @@ def _described(answer: RecordDict | Absent) -> Description:
     if not isinstance(told, ConfigRecord):
         raise messages.Broken("does not describe itself")
     described: Description = dict(told)
-    for name, least in ("site", 0), ("examples", 1), ("classes", 0):
-        if not isinstance(described.get(name), int) or described[name] < least:
-            raise messages.Broken(f"{name} is {described.get(name)!r} instead of a number from {least}")
+    for name, least, most in ("site", 0, 2**31), ("examples", 1, 2**40), ("classes", 0, 2**24):
+        if type(described.get(name)) is not int or not least <= described[name] <= most:
+            raise messages.Broken(f"{_who(described)}{name} is {described.get(name)!r}, not from {least} to {most}")
     for name, kind in ("shape", int), ("target_shape", int), ("moving", str):
         value = described.get(name)
-        if not isinstance(value, list) or not all(isinstance(part, kind) for part in value):
-            raise messages.Broken(f"{name} is {value!r}")
+        if not isinstance(value, list) or not all(type(part) is kind for part in value):
+            raise messages.Broken(f"{_who(described)}{name} is {_one_line(value)}")
+        if kind is int and (len(value) > 16 or min(value, default=1) < 1 or prod(value) > LARGEST):
+            raise messages.Broken(f"{_who(described)}{name} is {_one_line(value)}, not of 1 to {LARGEST} numbers")
     if not isinstance(described.get("model"), str):
         raise messages.Broken("does not say which model it has")
     return {
         name: described[name] for name in ("site", "examples", "classes", "shape", "target_shape", "moving", "model")
     }
+
+
+def _who(described: Description) -> str:
+    return f"site {described['site']}: " if type(described.get("site")) is int else ""
 
 
 def _one_line(text: object) -> str:

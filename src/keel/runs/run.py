@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
 from time import monotonic
 from typing import Any
 
+import torch
 from torch import nn
 
 from keel.algorithms import Algorithm
@@ -243,8 +245,14 @@ def go(
     """Runs what is left. With clients elsewhere each round is saved, for they count on the last one; Ctrl-C is then
     for who talks to them."""
     due, remote = [monotonic() + CHECKPOINT_SECONDS], training.engine.remote
+    again = "the same flwr run goes on" if remote else f"keel resume {quote(str(folder.path))}"
 
     def keep(record: Record, position: Position, seconds: float) -> None:
+        if remote and (record.get("diverged") or not _sound(position)):
+            raise KeelError(
+                f"round {position.round}: the model or the server's state is not finite any more; what was trained "
+                f"before it is saved: {again}"
+            )
         folder.append(record, seconds)
         if (remote or monotonic() > due[0]) and not record.get("diverged"):
             began = monotonic()
@@ -262,9 +270,14 @@ def go(
                 folder.save(position)
                 folder.finish(summarize(folder, training, position, status))
     except OSError as error:
-        kept = f"what was saved is kept: keel resume {quote(str(folder.path))}"
-        raise OSError(f"{error}; {kept}") from error
+        raise OSError(f"{error}; what was saved is kept: {again}") from error
     return result(folder, training, position)
+
+
+def _sound(position: Position) -> bool:
+    """Whether one can go on from it: every norm is finite."""
+    tensors = [*position.server.values(), *([] if position.buffers is None else [position.buffers])]
+    return all(isfinite(float(torch.linalg.vector_norm(tensor.float()))) for tensor in tensors)
 
 
 def result(folder: RunFolder, training: Training, position: Position) -> Run:
