@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from keel import KeelError
 from keel.engines import cluster
 from keel.engines.cluster import Cluster
 from keel.engines.ray import Hand, Ray
-from tests.conftest import Called
-from tests.engines.test_ray import Slow, assert_same, ended, training_of
+from keel.runs.slots import Board, Listener
+from tests.conftest import Called, small_network
+from tests.engines.test_ray import Slow, _bits, assert_same, ended, training_of
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
@@ -45,6 +47,18 @@ def test_who_joins_last_leaves_last(nodes: Any) -> None:
     assert not ray.is_initialized()
 
 
+def test_what_goes_wrong_without_ray_does_not_connect_to_it() -> None:
+    with pytest.raises(GeneratorExit), Cluster("127.0.0.1:9").telling():
+        raise GeneratorExit
+    assert not ray.is_initialized()
+
+
+def test_who_can_make_no_engine_leaves(nodes: Any) -> None:
+    with pytest.raises(KeelError, match=r"engine\.compile: is of the engine 'cohort', not of 'ray'"):
+        training_of(small_network(), "ray", engine={"name": "ray", "address": nodes.address, "compile": True})
+    assert not ray.is_initialized()
+
+
 def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     tables: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "rounds": 2}
     training = training_of(Slow(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
@@ -73,6 +87,34 @@ def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     assert lost
     assert not ray.is_initialized()  # the engine joined, and left
     assert_same(ends, ended(training_of(Slow(), "serial", **tables)))
+
+
+def test_a_run_of_a_lost_node_goes_on_elsewhere(
+    nodes: Any, keel: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, joined = nodes.add_node(num_cpus=1, object_store_memory=2**27), Cluster(nodes.address)
+    on_head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(nodes.head_node.node_id, soft=False)
+    in_the_way = joined.ray.remote(num_cpus=1, scheduling_strategy=on_head)(Board).remote()
+    ray.get(in_the_way.is_halted.remote())  # it has the only other core
+    get, told = Listener.get, list[int]()
+
+    def get_and_remove(listener: Listener, *, timeout: float) -> Any:
+        number, record = get(listener, timeout=timeout)
+        if not told:
+            nodes.remove_node(second, allow_graceful=False)
+            ray.kill(in_the_way)
+        told.append(record["round"])
+        return number, record
+
+    monkeypatch.setattr(Listener, "get", get_and_remove)
+    common = ["compare", "--methods", "fedavg", "--seeds", "1", "--rounds", "150", "--json", "--quiet"]
+    ran = keel(*common, "--engine", "ray", "--address", nodes.address, "--out", "there")
+    joined.leave()
+    assert ran.code == 0, ran.err
+    assert len(told) > len(set(told))  # what was not saved was done again
+    assert (here := keel(*common, "--engine", "serial", "--out", "here")).code == 0, here.err
+    name = "digits-mlp-fedavg-seed0"
+    assert _bits(tmp_path / "there" / name) == _bits(tmp_path / "here" / name)
 
 
 def _node(actor: Any) -> str:
