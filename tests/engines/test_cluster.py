@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from keel.engines.cluster import Cluster
 from keel.engines.ray import Hand, Ray
 from keel.runs.slots import Board, Listener
 from tests.conftest import Called, small_network
-from tests.engines.test_ray import Slow, _bits, assert_same, ended, training_of
+from tests.engines.test_ray import _bits, assert_same, ended, training_of
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
@@ -61,7 +62,7 @@ def test_who_can_make_no_engine_leaves(nodes: Any) -> None:
 
 def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     tables: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "rounds": 2}
-    training = training_of(Slow(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
+    training = training_of(small_network(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
     assert training.workers == 2
     engine = training.engine
     assert isinstance(engine, Ray)
@@ -70,8 +71,12 @@ def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
 
     def answer_and_remove(ref: Any, hand: Hand) -> Any:
         if hand.starting is not None:
+            if not places:  # both are to work
+                ray.wait([each.starting for each in engine.hands], num_returns=2)
             places[hand] = ray.get(hand.actor.__ray_call__.remote(_node))
-        elif len(places) == 2 and hand.orders and places[hand] == nodes.second.node_id and not gone:
+            if places[hand] == nodes.second.node_id:
+                hand.actor.__ray_call__.remote(_sleep)  # so that there is something to be lost
+        elif not gone and any(places.get(each) == nodes.second.node_id and each.orders for each in engine.hands):
             gone.append(nodes.second.node_id)
             nodes.remove_node(nodes.second, allow_graceful=False)
         try:
@@ -86,7 +91,7 @@ def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     assert gone
     assert lost
     assert not ray.is_initialized()  # the engine joined, and left
-    assert_same(ends, ended(training_of(Slow(), "serial", **tables)))
+    assert_same(ends, ended(training_of(small_network(), "serial", **tables)))
 
 
 def test_a_run_of_a_lost_node_goes_on_elsewhere(
@@ -119,6 +124,10 @@ def test_a_run_of_a_lost_node_goes_on_elsewhere(
 
 def _node(actor: Any) -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def _sleep(actor: Any) -> None:
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
