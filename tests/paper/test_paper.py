@@ -169,6 +169,45 @@ def test_a_result_has_the_spec_the_surroundings_and_the_command(shelf: Path) -> 
     assert any(folder.table["local"]["lr"] == row["chosen"]["local.lr"] for folder in runs)
 
 
+def test_a_field_on_the_axis_makes_columns_and_every_method_one_row(shelf: Path) -> None:
+    shown = view(make(find("alpha"), "smoke", shelf))
+    [sheet] = shown.sheets
+    assert sheet.columns == ["alpha", "0", "10000"]
+    assert [row[0] for row in sheet.rows] == ["FedAvg", "FedHBM"]
+    assert all(cell.endswith("%") for row in sheet.rows for cell in row[1:])
+    assert shown.figure is not None
+    [panel] = shown.figure["concat"]
+    assert [(p["method"], p["x"]) for p in panel["data"]["values"]] == [
+        (method, x) for method in ("FedAvg", "FedHBM") for x in ("0", "10000")
+    ]
+
+
+def test_seeds_of_different_tasks_are_refused_by_name(shelf: Path, tmp_path: Path) -> None:
+    part = find("curves").smoke[0]
+    run_parts([part.model_copy(update={"methods": ["fedavg"]})], tmp_path, seeds=2, quiet=True)
+    folder = Shelf(tmp_path).find(part.specs("fedavg", seeds=2)[1])
+    assert folder is not None
+    known = json.loads((folder.path / "environment.json").read_text())
+    (folder.path / "environment.json").write_text(json.dumps({**known, "examples_sha256": "others"}))
+    with pytest.raises(KeelError, match=f"the seeds of FedAvg are not of one task: .*{folder.path.name}"):
+        make(find("curves"), "smoke", tmp_path, seeds=2)
+
+
+def test_a_search_that_diverged_throughout_is_found_by_its_own_setting_alone(tmp_path: Path) -> None:
+    part = find("mnist").smoke[0]
+    plan = part.plan("fedhbm")
+    assert plan is not None
+    rows = [{"fields": point, "best": False} for point in plan.points()]
+    path = Shelf(tmp_path).sweep(plan)
+    path.mkdir(parents=True)
+    told = {**plan.described(), "base": plan.base.experiment, "points": rows}
+    (path / "sweep.json").write_text(json.dumps(told))
+    assert Shelf(tmp_path).point(plan) == plan.points()[0]
+    other = part.model_copy(update={"spec": {**part.spec, "rounds": 7}}).plan("fedhbm")
+    assert other is not None
+    assert Shelf(tmp_path).point(other) is None
+
+
 def test_costs_have_the_papers_beside_them(shelf: Path) -> None:
     sheet = view(make(find("cost"), "smoke", shelf)).sheets[0]
     rows = {row[0]: row for row in sheet.rows}
