@@ -74,6 +74,7 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
             "wanted": len(specs),
             "printed": printed("accuracy", part.printed, specs[0].algorithm.name),
             "printed_cost": printed("cost", part.printed, specs[0].algorithm.name),
+            **({"guessed": True} if part.guesses(specs[0]) else {}),
             **({"chosen": asked.points[method]} if method in asked.points else {}),
             **({} if found is None else {name: told for name, told in found[1].items() if name != "label"}),
         }
@@ -92,6 +93,7 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
         "rounds": next(iter(groups.values()))[0].rounds if groups else None,
         "seeds": seeds or part.seeds,
         "grid": part.grid,
+        "tuned": part.how_tuned(),
         "spec": common,
         "environments": list(environments.values()),
         "rows": rows,
