@@ -18,6 +18,8 @@ from keel.runs.spec import Spec, merge, override, put
 Scale = Literal["paper", "desktop", "smoke"]
 SEARCH_SEEDS = [100, 101]
 """Apart from those that are reported, which begin at 0."""
+SHARED = ("seconds", "tuned", "guessed", "methods", "settings")
+"""Tables of recipes.toml that are no table or figure of the paper."""
 SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
 
 
@@ -109,9 +111,7 @@ class Item(_Table):
 def items() -> dict[str, Item]:
     """All of them, in the paper's order."""
     table = _read_recipes()
-    named = {
-        name: item for name, item in table.items() if name not in ("methods", "settings", "seconds", "tuned", "guessed")
-    }
+    named = {name: item for name, item in table.items() if name not in SHARED}
     expanded = {name: _expanded(item, table["methods"], table["settings"]) for name, item in named.items()}
     return {name: Item(name=name, **item) for name, item in expanded.items()}
 

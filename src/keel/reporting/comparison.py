@@ -139,7 +139,7 @@ class Cost:
     """What it costs to reach the quality of the baseline, by the three steps of the paper (its appendix on cost)."""
 
     share: float
-    """s = r / T: rounds until the target is reached, of all rounds; 1 where it never is, as where it diverged, and for the baseline."""
+    """s = r / T: rounds until the target, of all rounds; 1 where it is never reached, and for the baseline."""
     bytes: float
     """tb = b s, for b bytes in all rounds."""
     seconds: float
