@@ -78,7 +78,9 @@ def ahead(results: dict[str, Result]) -> list[str]:
         if ours is None or theirs is None:
             continue
         lead = ours["accuracy_mean"] - theirs["accuracy_mean"]
-        words = f"{_told(ours)}, the best other momentum {_told(theirs)}: {100 * lead:+.1f} points"
+        run = sum(row.get("algorithm") in MOMENTUM and row.get("accuracy_mean") is not None for row in rows)
+        words = f"{_told(ours)}, the best of the {run} other momentum methods run {_told(theirs)}: "
+        words += f"{100 * lead:+.1f} points"
         spread = max(row["accuracy_std"] or 0.0 for row in (ours, theirs))
         seen = "one seed, no deviation" if spread == 0 else "not visible, within the deviation"
         lines.append(f"{title}: {words}{f' ({seen})' if abs(lead) <= spread or spread == 0 else ''}.")
@@ -135,8 +137,9 @@ def facts(results: dict[str, Result]) -> dict[str, str]:
     for name, result in results.items():
         for number, part in enumerate(result.get("parts", [])):
             for row in part["rows"]:
-                if row.get("accuracy_mean") is not None and not row["values"]:
-                    found[f"{name}.{number}.{row['method']}"] = accuracy(row)
+                if row.get("accuracy_mean") is not None:
+                    method = " ".join([row["method"], *map(str, row["values"].values())])
+                    found[f"{name}.{number}.{method}"] = accuracy(row)
     for method, *losses in results.get("regression", {}).get("rows", []):
         found |= {f"regression.{number}.{method}": loss for number, loss in enumerate(losses)}
     for row in json.loads(SCARCE.read_text(encoding="utf-8")):
@@ -154,14 +157,14 @@ def filled(text: str, known: dict[str, str]) -> str:
 
 
 def _settings(results: dict[str, Result], *names: str) -> list[tuple[str, list[Row]]]:
-    """The parts of these results whose clients hold one class each, with their rows."""
-    found = []
+    """The parts of these results whose clients hold one class each, with their rows; of those of a title the first."""
+    found: dict[str, tuple[str, list[Row]]] = {}
     for name in names:
         for part in results.get(name, {}).get("parts", []):
             rows = [row for row in part["rows"] if row["values"].get("data.alpha", part["spec"].get("data.alpha")) == 0]
             if rows:
-                found.append((f"{part['title']} (`{name}`)", rows))
-    return found
+                found.setdefault(part["title"], (f"{part['title']} (`{name}`)", rows))
+    return list(found.values())
 
 
 def _best(rows: list[Row], algorithms: tuple[str, ...]) -> Row | None:

@@ -349,7 +349,7 @@ def _notes(result: Result) -> list[str]:
         line = f"{part['title']}: {part['rounds']:,} rounds, {seeds}. {part['tuned']}"
         guesses = [row["label"] for row in begun if part["grid"] and "chosen" not in row]
         if guesses:
-            line += f" Not yet searched, and shown at the defaults: {', '.join(guesses)}."
+            line += f" Not yet searched, and so shown at the defaults: {', '.join(guesses)}."
         if result["view"] == "cost" and begun and not _timed(part):
             line += " Times are left out: its runs take less than a minute, and would tell how busy the machine was."
         lines.append(line if begun else f"{line} Not yet run.")
