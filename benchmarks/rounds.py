@@ -97,7 +97,7 @@ def plot(rows: dict[str, dict[str, dict[str, float]]]) -> None:
     points = [
         {"workload": name, "contender": contender, "of the limit": values["seconds"] / row["limit"]["seconds"]}
         for name, row in rows.items()
-        if "flower" in row
+        if "pfl-processes" in row
         for contender, values in row.items()
         if contender != "limit"
     ]

@@ -8,13 +8,14 @@ from keel.algorithms import make_algorithm
 from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
 from keel.client import ClientResult
 from keel.engines import FORKS, RoundWork, choose
+from keel.engines.serial import Serial
 from keel.errors import KeelError
 from keel.models import build
 from keel.params import Loss
 from keel.rounds import Training
 from keel.runs.spec import make_spec
 from keel.task import Task, make_task, per_example_cross_entropy
-from tests.conftest import records_of, uneven_data, uneven_training
+from tests.conftest import records_of, small_network, uneven_data, uneven_training
 
 
 def test_evaluation_is_every_so_often_and_in_each_of_the_last_rounds() -> None:
@@ -64,6 +65,13 @@ def test_the_engine_is_chosen_by_the_task() -> None:
     assert chosen(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == others
     assert chosen(build("mlp", (64,), 10, {}), name="serial") == "serial"
     assert chosen(build("mlp", (64,), 10, {}), loss=lambda outputs, targets: outputs[:, 0]) == others
+
+
+def test_an_engine_of_ones_own_joins_no_cluster() -> None:
+    custom, engine = {"name": "custom"}, {"name": "ray", "address": "127.0.0.1:9"}
+    spec = make_spec({"data": custom, "model": custom, "engine": engine})
+    training = Training(spec, make_task(spec, module=small_network(), data=uneven_data()), engine=Serial)
+    assert training.engine.name == "serial"
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "cyclic", "weighted"])

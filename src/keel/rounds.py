@@ -67,13 +67,18 @@ class Training:
         self.local_buffers = spec.model.buffers == "local"
         asked = workers or spec.engine.workers
         cluster = None
-        if spec.engine.on_ray and not in_slot():
+        if engine is None and spec.engine.on_ray and not in_slot():
             cluster = Cluster(spec.engine.address, spec.engine.gpus, asked or cores())
         self.device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
         problem = Problem(task, recipe, self.local_buffers, spec.engine.compile, self.device)
         room = cores() if cluster is None else cluster.slots()
         self.workers = asked or room
-        self.engine = engine(problem) if engine else make_engine(spec.engine.name, problem, self.workers, cluster)
+        try:
+            self.engine = engine(problem) if engine else make_engine(spec.engine.name, problem, self.workers, cluster)
+        except BaseException:  # whatever it is, a cluster that was joined has to be left
+            if cluster is not None:
+                cluster.leave()
+            raise
         self.sampler = make_sampler(spec, task)
         model = FlatModel(task.module, task.moving)
         self.initial, self.initial_buffers = model.weights, model.buffers()

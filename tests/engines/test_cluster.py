@@ -3,17 +3,20 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keel import KeelError
 from keel.engines import cluster
 from keel.engines.cluster import Cluster
 from keel.engines.ray import Hand, Ray
-from tests.conftest import Called
-from tests.engines.test_ray import Slow, assert_same, ended, training_of
+from keel.runs.slots import Board, Listener
+from tests.conftest import Called, small_network
+from tests.engines.test_ray import _bits, assert_same, ended, training_of
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
@@ -45,9 +48,21 @@ def test_who_joins_last_leaves_last(nodes: Any) -> None:
     assert not ray.is_initialized()
 
 
+def test_what_goes_wrong_without_ray_does_not_connect_to_it() -> None:
+    with pytest.raises(GeneratorExit), Cluster("127.0.0.1:9").telling():
+        raise GeneratorExit
+    assert not ray.is_initialized()
+
+
+def test_who_can_make_no_engine_leaves(nodes: Any) -> None:
+    with pytest.raises(KeelError, match=r"engine\.compile: is of the engine 'cohort', not of 'ray'"):
+        training_of(small_network(), "ray", engine={"name": "ray", "address": nodes.address, "compile": True})
+    assert not ray.is_initialized()
+
+
 def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     tables: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "rounds": 2}
-    training = training_of(Slow(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
+    training = training_of(small_network(), "ray", **tables, engine={"name": "ray", "address": nodes.address})
     assert training.workers == 2
     engine = training.engine
     assert isinstance(engine, Ray)
@@ -56,8 +71,12 @@ def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
 
     def answer_and_remove(ref: Any, hand: Hand) -> Any:
         if hand.starting is not None:
+            if not places:  # both are to work
+                ray.wait([each.starting for each in engine.hands], num_returns=2)
             places[hand] = ray.get(hand.actor.__ray_call__.remote(_node))
-        elif len(places) == 2 and hand.orders and places[hand] == nodes.second.node_id and not gone:
+            if places[hand] == nodes.second.node_id:
+                hand.actor.__ray_call__.remote(_sleep)  # so that there is something to be lost
+        elif not gone and any(places.get(each) == nodes.second.node_id and each.orders for each in engine.hands):
             gone.append(nodes.second.node_id)
             nodes.remove_node(nodes.second, allow_graceful=False)
         try:
@@ -72,11 +91,43 @@ def test_clients_of_a_lost_node_are_trained_again(nodes: Any) -> None:
     assert gone
     assert lost
     assert not ray.is_initialized()  # the engine joined, and left
-    assert_same(ends, ended(training_of(Slow(), "serial", **tables)))
+    assert_same(ends, ended(training_of(small_network(), "serial", **tables)))
+
+
+def test_a_run_of_a_lost_node_goes_on_elsewhere(
+    nodes: Any, keel: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, joined = nodes.add_node(num_cpus=1, object_store_memory=2**27), Cluster(nodes.address)
+    on_head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(nodes.head_node.node_id, soft=False)
+    in_the_way = joined.ray.remote(num_cpus=1, scheduling_strategy=on_head)(Board).remote()
+    ray.get(in_the_way.is_halted.remote())  # it has the only other core
+    get, told = Listener.get, list[int]()
+
+    def get_and_remove(listener: Listener, *, timeout: float) -> Any:
+        number, record = get(listener, timeout=timeout)
+        if not told:
+            nodes.remove_node(second, allow_graceful=False)
+            ray.kill(in_the_way)
+        told.append(record["round"])
+        return number, record
+
+    monkeypatch.setattr(Listener, "get", get_and_remove)
+    common = ["compare", "--methods", "fedavg", "--seeds", "1", "--rounds", "150", "--json", "--quiet"]
+    ran = keel(*common, "--engine", "ray", "--address", nodes.address, "--out", "there")
+    joined.leave()
+    assert ran.code == 0, ran.err
+    assert len(told) > len(set(told))  # what was not saved was done again
+    assert (here := keel(*common, "--engine", "serial", "--out", "here")).code == 0, here.err
+    name = "digits-mlp-fedavg-seed0"
+    assert _bits(tmp_path / "there" / name) == _bits(tmp_path / "here" / name)
 
 
 def _node(actor: Any) -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def _sleep(actor: Any) -> None:
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])

@@ -25,6 +25,7 @@ from keel.engines.cluster import Cluster, in_slot
 from keel.engines.cohort import Cohort
 from keel.engines.ray import Hand, Parcel, Ray, Stored
 from keel.rounds import Position, Record, Training
+from keel.runs.slots import slots
 from keel.runs.spec import make_spec
 from keel.task import make_task
 from tests.conftest import Called, small_network, uneven_data, uneven_training
@@ -56,7 +57,7 @@ class Lent:
     def to(self, training: Training) -> Ray:
         engine = training.engine
         assert isinstance(engine, Ray)
-        engine.hands = [Hand(actor, engine._load(actor, by_file=True)) for actor in self.actors[: engine.count]]
+        engine.hands = [engine._hand(actor) for actor in self.actors[: engine.count]]
         engine._staff()
         self.actors += [hand.actor for hand in engine.hands[len(self.actors) :]]
         engine._dismiss = engine.hands.clear  # type: ignore[method-assign]
@@ -198,6 +199,63 @@ def test_a_client_that_kills_every_actor_ends_the_run_in_one_line(there: None, m
     with pytest.raises(OSError, match=r"Ray: what a worker was at was lost 2 times; the last time: .+") as raised:
         ended(training)
     assert "\n" not in str(raised.value)
+
+
+def test_actors_that_are_lost_together_while_they_load_are_replaced(
+    there: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keel.engines.ray.TRIES", 2)
+    training = training_of(small_network(), "ray")
+    engine = training.engine
+    assert isinstance(engine, Ray)
+    engine._staff()
+    for hand in engine.hands:  # as many as there are tries
+        ray.kill(hand.actor)
+    assert_same(ended(training), ended(training_of(small_network(), "serial")))
+
+
+class Unloadable(nn.Linear):
+    """Kills who receives it."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if in_slot():
+            os._exit(1)
+        super().__setstate__(state)
+
+
+def test_actors_that_never_start_end_the_run_in_one_line(there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.engines.ray.TRIES", 2)
+    training = training_of(Unloadable(5, 3), "ray", engine={"name": "ray", "workers": 1})
+    with pytest.raises(OSError, match=r"^Ray: workers do not start; the last one: .+$"):
+        ended(training)
+
+
+def test_where_no_node_has_room_the_run_ends_in_one_line(there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.engines.ray.ROOM_WITHIN", 0.5)
+    training = training_of(small_network(), "ray")
+    assert isinstance(training.engine, Ray)
+    training.engine.cluster.gpus = 2.0  # the nodes that had them are gone
+    with pytest.raises(OSError, match=r"^Ray: no node has had room for a worker for 0\.5 s$"):
+        ended(training)
+
+
+class Long(nn.Linear):
+    """Takes longer to receive than a node has to take an actor."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if in_slot():
+            time.sleep(1)
+        super().__setstate__(state)
+
+
+def test_an_actor_that_a_node_has_taken_may_load_for_long(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module = Long(5, 3)
+    training = training_of(module, "ray")
+    ray.get([hand.there for hand in lent.to(training).hands])
+    monkeypatch.setattr("keel.engines.ray.ROOM_WITHIN", 0.1)
+    monkeypatch.setattr("keel.engines.ray.LOOK", 0.1)
+    assert_same(ended(training), ended(training_of(module, "serial")))
 
 
 class Wrong(nn.Module):
@@ -382,6 +440,16 @@ def test_a_mistake_in_a_slot_is_one_line(there: None, keel: Command, monkeypatch
     assert called.err.startswith("keel: --out: ")
     assert called.err.endswith("accepted: a folder that every node reaches\n")
     assert called.err.count("\n") == 1
+
+
+def test_a_lost_board_does_not_hide_what_went_wrong_first(there: None, tmp_path: Path) -> None:
+    def fail() -> None:
+        with slots(Cluster(), tmp_path) as (room, _):
+            ray.kill(room.board)
+            raise KeelError("this went wrong")
+
+    with pytest.raises(KeelError, match=r"^this went wrong$"):
+        fail()
 
 
 def _bits(path: Path) -> str:

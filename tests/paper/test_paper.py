@@ -8,6 +8,7 @@ import pytest
 
 from keel.algorithms import REGISTRY
 from keel.errors import KeelError
+from keel.paper.price import listing, listing_lines
 from keel.paper.printed import tables
 from keel.paper.recipes import SCALES, find, items
 from keel.paper.references import GRIDS, RATES
@@ -91,7 +92,51 @@ def test_the_paper_scale_is_the_printed_protocol() -> None:
                 for name, value in {**best["all"], **fields}.items():
                     table, field = name.split(".")
                     ours = getattr(getattr(spec, table), field)
-                    assert ours == value or ours == "period", (column, method, name)
+                    if ours == "period":
+                        ours = round(1 / spec.participation.rate)
+                    assert ours == value, (column, method, name)
+
+
+def test_a_round_of_centralized_training_is_an_epoch() -> None:
+    parts = [part for scale in SCALES for part in find("centralized").parts(scale)]
+    specs = [spec for part in parts for spec in part.specs("centralized")]
+    assert {spec.data.name for spec in specs} >= {"cifar10", "cifar100", "shakespeare", "stackoverflow", "landmarks"}
+    assert all((spec.local.epochs, spec.local.steps) == (1, None) for spec in specs)
+
+
+def test_clients_of_different_sizes_are_not_weighted_at_the_papers_scale() -> None:
+    for part in find("large-scale").paper:
+        assert all(spec.server.weighting == "uniform" for spec in part.specs("fedavg"))
+
+
+def test_searches_have_seeds_of_their_own_and_the_table_says_so() -> None:
+    for item in items().values():
+        for part in (part for scale in SCALES for part in item.parts(scale) if part.grid):
+            for method in part.methods:
+                plan = part.plan(method)
+                assert plan is not None
+                assert not set(plan.seeds) & {spec.seed for spec in part.specs(method)}
+            assert f"the grid '{part.grid}'" in part.how_tuned()
+            assert "seeds 100 and 101" in part.how_tuned()
+            assert ("non-IID setting, not anew" in part.how_tuned()) == bool(part.search)
+
+
+def test_searches_are_priced_and_what_nobody_has_measured_makes_it_at_least(tmp_path: Path) -> None:
+    rows = {row["name"]: row["scales"] for row in listing(tmp_path)}
+    smoke = rows["mnist"]["smoke"]
+    assert (smoke["runs"], smoke["searched"], smoke["rounds"]) == (1, 16, 17 * 6)
+    assert smoke["seconds"] == pytest.approx(17 * 6 * 0.01)
+    both = rows["controlled-cifar10"]["paper"]
+    assert both["unmeasured"] == 2 * 13 * 5
+    assert both["seconds"] == pytest.approx(2 * 13 * 5 * 20000 * 4.0)
+    [line] = [line for line in listing_lines(listing(tmp_path), tmp_path) if "0 of 260 runs" in line]
+    assert "0 of 260 runs, at least" in line
+
+
+def test_guesses_are_marked(tmp_path: Path) -> None:
+    [sheet] = view(make(find("controlled-cifar10"), "paper", tmp_path)).sheets
+    names = {row[0] for row in sheet.rows}
+    assert {"AdaBest †", "FedADC †", "LocalGHBM †", "FedAvg", "FedHBM"} <= names
 
 
 def test_the_printed_numbers_are_of_methods_that_the_recipes_run() -> None:
@@ -169,12 +214,73 @@ def test_a_result_has_the_spec_the_surroundings_and_the_command(shelf: Path) -> 
     assert any(folder.table["local"]["lr"] == row["chosen"]["local.lr"] for folder in runs)
 
 
+def test_a_field_on_the_axis_makes_columns_and_every_method_one_row(shelf: Path) -> None:
+    shown = view(make(find("alpha"), "smoke", shelf))
+    [sheet] = shown.sheets
+    assert sheet.columns == ["alpha", "0", "10000"]
+    assert [row[0] for row in sheet.rows] == ["FedAvg", "FedHBM"]
+    assert all(cell.endswith("%") for row in sheet.rows for cell in row[1:])
+    assert shown.figure is not None
+    [panel] = shown.figure["concat"]
+    assert [(p["method"], p["x"]) for p in panel["data"]["values"]] == [
+        (method, x) for method in ("FedAvg", "FedHBM") for x in ("0", "10000")
+    ]
+
+
+def test_seeds_of_different_tasks_are_refused_by_name(shelf: Path, tmp_path: Path) -> None:
+    part = find("curves").smoke[0]
+    run_parts([part.model_copy(update={"methods": ["fedavg"]})], tmp_path, seeds=2, quiet=True)
+    folder = Shelf(tmp_path).find(part.specs("fedavg", seeds=2)[1])
+    assert folder is not None
+    known = json.loads((folder.path / "environment.json").read_text())
+    (folder.path / "environment.json").write_text(json.dumps({**known, "examples_sha256": "others"}))
+    with pytest.raises(KeelError, match=f"the seeds of FedAvg are not of one task: .*{folder.path.name}"):
+        make(find("curves"), "smoke", tmp_path, seeds=2)
+
+
+def test_a_search_that_diverged_throughout_is_found_by_its_own_setting_alone(tmp_path: Path) -> None:
+    part = find("mnist").smoke[0]
+    plan = part.plan("fedhbm")
+    assert plan is not None
+    rows = [{"fields": point, "best": False} for point in plan.points()]
+    path = Shelf(tmp_path).sweep(plan)
+    path.mkdir(parents=True)
+    told = {**plan.described(), "base": plan.base.experiment, "points": rows}
+    (path / "sweep.json").write_text(json.dumps(told))
+    assert Shelf(tmp_path).point(plan) == plan.points()[0]
+    other = part.model_copy(update={"spec": {**part.spec, "rounds": 7}}).plan("fedhbm")
+    assert other is not None
+    assert Shelf(tmp_path).point(other) is None
+
+
 def test_costs_have_the_papers_beside_them(shelf: Path) -> None:
     sheet = view(make(find("cost"), "smoke", shelf)).sheets[0]
+    assert sheet.columns == ["method", "share of rounds", "bytes", "Δ bytes", "paper: bytes", "paper: time"]
     rows = {row[0]: row for row in sheet.rows}
-    assert rows["FedHBM"][4] == "↓ 83 %"
-    assert rows["SCAFFOLD"][4] == "↑ 32 %"
+    assert rows["FedHBM"][4:] == ["5.2 GB ↓ 83.0 %", "00:22 ↓ 82.0 %"]
+    assert rows["SCAFFOLD"][4:] == ["40.8 GB ↑ 32.0 %", "01:23 ↓ 34.0 %"]
     assert rows["FedAvg"][1] == "1.00"
+
+
+def test_times_are_shown_and_ranked_where_runs_take_a_minute(shelf: Path) -> None:
+    result = make(find("cost"), "smoke", shelf)
+    assert any("Times are left out" in note for note in view(result).notes)
+    for row in result["parts"][0]["rows"]:
+        row["cost"] |= {"seconds": 60.0 * row["cost"]["share"]}
+    sheet = view(result).sheets[0]
+    assert sheet.columns[5:7] == ["time", "Δ time"]
+    assert (0, 5) in sheet.places
+    assert not any("Times are left out" in note for note in view(result).notes)
+
+
+def test_the_papers_numbers_are_as_printed(tmp_path: Path) -> None:
+    shown = view(make(find("large-scale"), "paper", tmp_path))
+    fedavg, scaffold = shown.sheets[0].rows[:2]
+    at = shown.sheets[0].columns.index("paper: inaturalist-mobilenet-50")
+    assert (fedavg[at], scaffold[at]) == ("45.25 ± 0.1 %", "diverged")
+    records = {(r["part"], r["method"]): r for r in shown.records}
+    assert records["iNaturalist, MobileNetV2, C = 0.5 %", "fedavg"]["paper_mean"] == "45.25"
+    assert records["iNaturalist, MobileNetV2, C = 0.5 %", "scaffold"]["paper_mean"] == "diverged"
 
 
 def test_the_documents_have_the_same_names_and_rates() -> None:

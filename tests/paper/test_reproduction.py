@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -22,10 +24,33 @@ def tool() -> ModuleType:
     return module
 
 
-def test_no_number_of_the_page_is_typed(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_what_the_tool_makes(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "PAGE", tmp_path / "page.md")
     tool.write()
     assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "reproduction.md").read_text()
+
+
+def test_words_have_no_measured_number_that_is_typed() -> None:
+    words = tomllib.loads((ROOT / "tools" / "reproduction.toml").read_text())
+    settings = r"\b(?:alpha|tau|C|local\.lr) = (?:1/C|\d[\d.]*)|1/C"
+    for name, text in {**words["remarks"], "head": words["head"], "claims": words["claims"]}.items():
+        rest = re.sub(settings, "", re.sub(r"\{[^}]+\}", "", text))
+        assert re.findall(r"\d\S*", rest) == [], name
+
+
+def test_a_lead_within_the_deviation_is_not_visible(tool: ModuleType) -> None:
+    def row(name: str, mean: float) -> dict[str, object]:
+        spread = {"accuracy_mean": mean, "accuracy_std": 0.01, "status": "finished", "values": {}}
+        return {"method": name, "algorithm": name, "label": name, **spread}
+
+    def told(lead: float) -> str:
+        rows = [row("fedhbm", 0.9 + lead), row("fedacg", 0.9), row("fedcm", 0.8)]
+        [line] = tool.ahead({"digits": {"parts": [{"title": "t", "spec": {"data.alpha": 0}, "rows": rows}]}})
+        return line
+
+    assert "the best of the 2 other momentum methods run fedacg 90.0 ± 1.0 %: +0.5 points" in told(0.005)
+    assert told(0.005).endswith("(not visible, within the deviation).")
+    assert told(0.02).endswith("+2.0 points.")
 
 
 def test_kept_results_have_command_spec_and_environment() -> None:

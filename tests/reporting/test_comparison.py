@@ -254,11 +254,16 @@ def test_the_baseline_reaches_its_own_final_accuracy_in_short_runs_too(tmp_path:
         assert row["rounds_to_target"] == rounds
 
 
-def test_a_method_that_diverged_has_no_cost(three: Comparison) -> None:
-    rows = {row["algorithm"]: row for row in three.rows()}
-    assert "cost" not in rows["fedcm"]
-    assert rows["fedcm"]["rounds_to_target_seeds"] == [None]
-    assert rows["ghbm"]["cost"]["share"] < 1
+def test_a_method_that_diverged_costs_all_rounds_of_the_spec(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", [0.5] * 100, 10, 0.5, **algorithm("fedavg"))
+    made_up(tmp_path / "b", [0.9] * 30, 30, None, status="diverged", rounds=100, **algorithm("mimemom"))
+    _, row = compare(read_runs([tmp_path])).rows()
+    assert row["rounds_to_target"] is None
+    assert row["rounds_to_target_seeds"] == [None]
+    assert row["cost"]["share"] == 1.0
+    assert row["cost"]["bytes"] == 100 * 60
+    assert row["cost"]["bytes_saved"] == pytest.approx(-2.0)
+    assert row["cost"]["seconds"] == pytest.approx(100 * 0.1)
 
 
 def test_of_a_run_that_was_made_twice_the_whole_one_counts(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Cluster:
         """What goes wrong with Ray itself, in one line."""
         try:
             yield
-        except self.ray.exceptions.RayError as error:
+        except load_ray().exceptions.RayError as error:  # whatever comes is looked at, and must not connect again
             raise OSError(f"Ray: {one_line(error)}") from error
 
     def leave(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,9 @@ MOST, EACH = 8, 4
 WAITING = 2**30
 """Bytes of results that may wait for an earlier one of the cohort; beyond it actors wait."""
 TRIES = 3
-"""How often a group is lost with its actor, or an actor with its start, before the run is given up."""
+"""How often a group is lost with its actor, or actors with their start, before the run is given up."""
+ROOM_WITHIN, LOOK = 60.0, 1.0
+"""Seconds for a node to take an actor where none is at work, and between two looks, at which signals are heard."""
 
 Arrays = dict[str, Any]
 """Tensors as numpy's arrays, which Ray lays in memory that the processes of a node share."""
@@ -89,6 +92,9 @@ class Trainer:
         tune()
         self.shared: Any = None
 
+    def is_there(self) -> None:
+        """Answers once a node has taken it, however long it then loads."""
+
     def load(self, kind: type[Serial] | type[Cohort], boxed: list[Any]) -> bool:
         """Makes ready; False where a file cannot be reached from here."""
         from keel.engines import find_device
@@ -141,6 +147,10 @@ class Hand:
     actor: Any
     starting: Any
     """What it answers once it is ready; None when it has."""
+    there: Any
+    """What it answers once a node has taken it."""
+    failed_before: int
+    """The starts in a row that had failed when it was asked for."""
     orders: int = 0
 
 
@@ -232,9 +242,16 @@ class Ray(Simulated):
 
     def _ready(self, refs: list[Any]) -> list[Any]:
         """Those that are answered, one at least. However many are under way, a look at all is for all that came."""
-        ray = self.cluster.ray
-        ray.wait(refs, num_returns=1)
+        ray, until = self.cluster.ray, monotonic() + ROOM_WITHIN
+        while not ray.wait(refs, num_returns=1, timeout=LOOK)[0]:
+            if monotonic() > until and not self._anybody():
+                raise OSError(f"Ray: no node has had room for a worker for {ROOM_WITHIN:g} s")
         return ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+
+    def _anybody(self) -> bool:
+        """Whether any actor is ready, or loads on a node that has taken it."""
+        there = [hand.there for hand in self.hands]
+        return any(hand.starting is None for hand in self.hands) or bool(self.cluster.ray.wait(there, timeout=0)[0])
 
     def _answer(self, ref: Any, hand: Hand) -> Any:
         ray = self.cluster.ray
@@ -252,8 +269,11 @@ class Ray(Simulated):
         """As many actors as there are to be. Those that no node has room for wait, and the others work."""
         ray = self.cluster.ray
         while len(self.hands) < self.count:
-            actor = ray.remote(num_cpus=1, num_gpus=self.cluster.gpus)(Trainer).remote()
-            self.hands.append(Hand(actor, self._load(actor, by_file=True)))
+            self.hands.append(self._hand(ray.remote(num_cpus=1, num_gpus=self.cluster.gpus)(Trainer).remote()))
+
+    def _hand(self, actor: Any) -> Hand:
+        there = actor.is_there.remote()  # asked first: an actor answers in order
+        return Hand(actor, self._load(actor, by_file=True), there, self.failed_starts)
 
     def _load(self, actor: Any, by_file: bool) -> Any:
         """Gives an actor the task; the parcel is put for all of them, once."""
@@ -262,13 +282,18 @@ class Ray(Simulated):
         return actor.load.remote(type(self.engine), [self.parcels[by_file]])
 
     def _welcome(self, ref: Any) -> None:
-        """An actor that has started: it is ready, or cannot reach the files, or is lost already."""
+        """An actor that has started: it is ready, or cannot reach the files, or is lost already.
+
+        Of those that were asked for together one counts: a node takes all of its actors with it. None does while
+        others are ready.
+        """
         hand = next(hand for hand in self.hands if hand.starting == ref)
         try:
             ready = self._answer(ref, hand)
         except _LostError as error:
             self._drop(hand)
-            self.failed_starts += 1
+            if hand.failed_before == self.failed_starts and all(other.starting for other in self.hands):
+                self.failed_starts += 1
             if self.failed_starts == TRIES:
                 raise OSError(f"Ray: workers do not start; the last one: {error}") from None
             return

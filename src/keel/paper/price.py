@@ -9,6 +9,7 @@ from keel.paper.recipes import SCALES, Part, items, seconds_of
 from keel.paper.running import Shelf, key, left, missing_data, wanted
 from keel.reporting.tables import Sheet
 from keel.runs.price import price
+from keel.runs.search import Plan
 from keel.runs.spec import Spec
 from keel.units import duration, size
 
@@ -39,7 +40,8 @@ def listing_lines(rows: list[Figures], out: Path) -> list[str]:
         number = f"{row['number']}: " if row["number"] else ""
         lines += [f"{row['name']}", f"    {number}{row['shows']}", f"    {costs}"]
     missing = dict.fromkeys(line for row in rows for told in row["scales"].values() for line in told["missing"])
-    told = f"Runs that are there (in {out}) of those it needs; times for two cores, roughly (--dry-run measures)."
+    told = f"Runs that are there (in {out}) of those it needs; times for two cores, roughly (--dry-run measures). "
+    told += "At least: of some models nobody has measured the time."
     return [*lines, "", told, *(f"Missing: {line}" for line in missing)]
 
 
@@ -51,10 +53,10 @@ def priced(parts: list[Part], out: Path, seeds: int | None) -> list[Figures]:
         asked = wanted(part, shelf, seeds)
         for method, specs in asked.specs.items():
             missing = left(specs, shelf)
-            points = len(asked.searches[method].points()) if method in asked.searches else 0
-            row: Figures = {"part": part.title, "method": method, "runs": len(missing), "points": points}
+            searched = len(_searched(asked.searches[method])) if method in asked.searches else 0
+            row: Figures = {"part": part.title, "method": method, "runs": len(missing), "searched": searched}
             try:
-                row |= asdict(price(specs[0])) if missing or points else {"seconds": 0.0}
+                row |= asdict(price(specs[0])) if missing or searched else {"seconds": 0.0}
             except KeelError as error:  # data that are not there: the others are priced all the same
                 row |= {"missing": str(error), "rounds": specs[0].rounds}
             rows.append(row)
@@ -66,7 +68,7 @@ def priced_sheet(rows: list[Figures]) -> Sheet:
     body = []
     for row in rows:
         figures = [size(row[name]) if name in row else "-" for name in ("bytes", "disk", "ram")]
-        searched = f" + {row['points']} to search" if row["points"] else ""
+        searched = f" + {row['searched']} to search" if row["searched"] else ""
         time = duration(row["seconds"]) if "seconds" in row else "-"
         rounds = f"{row['rounds']:,}" if "rounds" in row else "-"
         body.append([row["part"], row["method"], f"{row['runs']}{searched}", rounds, *figures, time])
@@ -74,36 +76,51 @@ def priced_sheet(rows: list[Figures]) -> Sheet:
 
 
 def priced_words(rows: list[Figures]) -> str:
-    runs = sum(row["runs"] + row["points"] for row in rows)
-    seconds = sum((row["runs"] + row["points"]) * row.get("seconds", 0.0) for row in rows)
-    lines = [f"{runs} runs: about {duration(seconds)} of computing on this machine."] if runs else ["Nothing to run."]
+    runs = sum(row["runs"] + row["searched"] for row in rows)
+    seconds = sum((row["runs"] + row["searched"]) * row.get("seconds", 0.0) for row in rows)
+    about = "at least" if any("missing" in row for row in rows) else "about"
+    lines = [f"{runs} runs: {about} {duration(seconds)} of computing on this machine."] if runs else ["Nothing to run."]
     return "\n".join([*lines, *dict.fromkeys(f"Missing: {row['missing']}" for row in rows if "missing" in row)])
 
 
 def _counted(parts: list[Part], shelf: Shelf) -> Figures:
-    """Runs, those there, and rounds and seconds of those that are not (None where nobody has measured)."""
+    """Runs, those there, those of searches, and rounds and seconds of all that are to be made.
+
+    Seconds are of the models that somebody has measured: None where that is none, and `unmeasured` runs are not in it.
+    """
     specs: list[Spec] = []
-    searched = 0
+    searched: list[Spec] = []
     for part in parts:
         asked = wanted(part, shelf)
         specs += [spec for some in asked.specs.values() for spec in some]
-        searched += sum(len(plan.points()) * plan.base.rounds for plan in asked.searches.values())
+        searched += [spec for plan in asked.searches.values() for spec in _searched(plan)]
     missing = left(specs, shelf)
-    times = [seconds_of(spec) for spec in missing]
+    times = [seconds_of(spec) for spec in [*missing, *searched]]
     known = [time for time in times if time is not None]
     runs = len({key(spec) for spec in specs})
     return {
         "runs": runs,
         "there": runs - len(missing),
-        "rounds": sum(spec.rounds for spec in missing) + searched,
-        "seconds": sum(known) if len(known) == len(times) else None,
+        "searched": len(searched),
+        "rounds": sum(spec.rounds for spec in [*missing, *searched]),
+        "seconds": sum(known) if known or not times else None,
+        "unmeasured": len(times) - len(known),
     }
+
+
+def _searched(plan: Plan) -> list[Spec]:
+    """The runs of a search."""
+    return [spec for point in plan.points() for spec in plan.specs(point)]
 
 
 def _words(told: Figures) -> str:
     if not told["runs"]:
         return "no runs"
     there = f"{told['there']} of {told['runs']} runs"
-    if told["there"] == told["runs"]:
+    if told["there"] == told["runs"] and not told["searched"]:
         return there
-    return f"{there}, {'not measured' if told['seconds'] is None else 'about ' + duration(told['seconds'])}"
+    if told["searched"]:
+        there += f" and {told['searched']} to search"
+    if told["seconds"] is None:
+        return f"{there}, not measured"
+    return f"{there}, {'at least' if told['unmeasured'] else 'about'} {duration(told['seconds'])}"

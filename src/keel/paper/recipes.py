@@ -16,6 +16,10 @@ from keel.runs.search import Plan, Point, make_plan
 from keel.runs.spec import Spec, merge, override, put
 
 Scale = Literal["paper", "desktop", "smoke"]
+SEARCH_SEEDS = [100, 101]
+"""Apart from those that are reported, which begin at 0."""
+SHARED = ("seconds", "tuned", "guessed", "methods", "settings")
+"""Tables of recipes.toml that are no table or figure of the paper."""
 SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
 
 
@@ -40,6 +44,8 @@ class Part(_Table):
     grid: str | None = None
     search: dict[str, Any] = {}
     """The setting of the search, where it is another than that of the runs."""
+    tuned: str = ""
+    """How fields were chosen that are neither searched nor the defaults of the data set."""
 
     def plan(self, method: str) -> Plan | None:
         """The search for a method's fields, if it has one."""
@@ -47,7 +53,8 @@ class Part(_Table):
             return None
         name, own = _read(method)
         table = override(merge(self.search or self.spec, {"algorithm": {"name": name}}), own)
-        return make_plan({**table, "search": {"grid": self.grid}}, fixed=[field.partition("=")[0] for field in own])
+        search = {"grid": self.grid, "seeds": SEARCH_SEEDS}
+        return make_plan({**table, "search": search}, fixed=[field.partition("=")[0] for field in own])
 
     def specs(self, method: str, seeds: int | None = None, point: Point | None = None) -> list[Spec]:
         """A method's runs: every combination of values from every seed, with the fields that were found for it."""
@@ -58,6 +65,21 @@ class Part(_Table):
         table = override(table, own)
         over = [f"{field}={','.join(map(json.dumps, values))}" for field, values in self.over.items()]
         return [job.spec for job in jobs_of(table, [name], seeds or self.seeds, over, Path())]
+
+    def how_tuned(self) -> str:
+        """In a sentence or two, how its methods' fields were chosen: grid, criterion, seeds and setting."""
+        if self.tuned or self.grid is None:
+            return self.tuned or _read_recipes()["tuned"][self.spec.get("data", {}).get("name", "digits")]
+        seeds = " and ".join(map(str, SEARCH_SEEDS))
+        found = f"Each method at its best of the grid {self.grid!r}, by the accuracy over the last rounds on held-out "
+        found += f"examples from seeds {seeds}, which are not reported."
+        if self.search:
+            return f"{found} They were searched in the non-IID setting, not anew here."
+        return f"{found} They were searched at the first of the values, not anew for each." if self.over else found
+
+    def guesses(self, spec: Spec) -> bool:
+        """Whether the paper leaves hyper-parameters of this run open, so that they are Keel's guess."""
+        return self.grid is None and spec.algorithm.name in _read_recipes()["guessed"].get(spec.data.name, [])
 
 
 class Item(_Table):
@@ -89,7 +111,7 @@ class Item(_Table):
 def items() -> dict[str, Item]:
     """All of them, in the paper's order."""
     table = _read_recipes()
-    named = {name: item for name, item in table.items() if name not in ("methods", "settings", "seconds")}
+    named = {name: item for name, item in table.items() if name not in SHARED}
     expanded = {name: _expanded(item, table["methods"], table["settings"]) for name, item in named.items()}
     return {name: Item(name=name, **item) for name, item in expanded.items()}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keel.errors import KeelError
 from keel.paper.printed import printed
 from keel.paper.recipes import Item, Part, Scale
 from keel.paper.references import MAKERS
@@ -63,17 +64,19 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
     rows = []
     for (method, values), specs in groups.items():
         there = ended[method, values]
-        found = numbers.get(there[0].path) if there else None
+        label = _label(method, specs[0])
+        found = _one(label, there, numbers) if there else None
         row: Row = {
             "method": method,
-            "label": _label(method, specs[0]),
+            "label": label,
             "values": dict(zip(part.over, values, strict=True)),
             "runs": len(there),
             "wanted": len(specs),
             "printed": printed("accuracy", part.printed, specs[0].algorithm.name),
             "printed_cost": printed("cost", part.printed, specs[0].algorithm.name),
+            **({"guessed": True} if part.guesses(specs[0]) else {}),
             **({"chosen": asked.points[method]} if method in asked.points else {}),
-            **({} if found is None else found[1]),
+            **({} if found is None else {name: told for name, told in found[1].items() if name != "label"}),
         }
         if found is not None and item.kind == "figure":
             row["curve"] = _curve(found[0])
@@ -90,6 +93,7 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
         "rounds": next(iter(groups.values()))[0].rounds if groups else None,
         "seeds": seeds or part.seeds,
         "grid": part.grid,
+        "tuned": part.how_tuned(),
         "spec": common,
         "environments": list(environments.values()),
         "rows": rows,
@@ -102,11 +106,21 @@ def _ended(specs: list[Spec], shelf: Shelf) -> list[RunFolder]:
 
 
 def _numbers(comparison: Comparison | None) -> dict[Path, tuple[Method, Row]]:
-    """The rows of a comparison by the folders of their first runs."""
+    """The rows of a comparison by the folders of their runs."""
     if comparison is None:
         return {}
     pairs = zip(comparison.methods, comparison.rows(), strict=True)
     return {folder.path: (method, row) for method, row in pairs for folder in method.folders}
+
+
+def _one(label: str, there: list[RunFolder], numbers: dict[Path, tuple[Method, Row]]) -> tuple[Method, Row]:
+    """The row that these runs make together; refused where they are not of one task, as after data were changed."""
+    found = [numbers[folder.path] for folder in there]
+    if len({id(method) for method, _ in found}) > 1:
+        folders = ", ".join(str(folder.path) for folder in there)
+        accepted = "runs of the same data, model and loss (move those of the other data away)"
+        raise KeelError(f"--out: the seeds of {label} are not of one task: {folders}; accepted: {accepted}")
+    return found[0]
 
 
 def _values(part: Part, spec: Spec) -> tuple[Any, ...]:

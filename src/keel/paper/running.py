@@ -13,7 +13,7 @@ from keel.runs.batch import Job
 from keel.runs.comparing import run_jobs
 from keel.runs.folder import RunFolder
 from keel.runs.search import Plan, Point
-from keel.runs.spec import Spec, read_spec, resolved_spec
+from keel.runs.spec import Spec
 from keel.runs.sweep import run_sweep
 from keel.task import check_tasks
 
@@ -47,13 +47,9 @@ class Shelf:
         """The best point of a search that has ended; its first where all diverged, so that the runs do as well."""
         for file in sorted((self.path / "sweeps").glob(f"{_name(plan)}-*/sweep.json")):
             told = json.loads(file.read_text(encoding="utf-8"))
-            point = next((row["fields"] for row in told["points"] if row["best"]), told["points"][0]["fields"])
-            best = file.with_name("best.toml")
-            same = {name: told[name] for name in ("fields", "seeds", "on")}
-            if same == {name: plan.described()[name] for name in same} and (
-                not best.is_file() or key(resolved_spec(read_spec(best))) == key(plan.chosen(point))
-            ):
-                return point
+            asked = {**plan.described(), "base": json.loads(key(plan.base))}
+            if all(told.get(name) == asked[name] for name in ("base", "fields", "seeds", "on")):
+                return next((row["fields"] for row in told["points"] if row["best"]), told["points"][0]["fields"])
         return None
 
 

@@ -18,6 +18,8 @@ from keel.units import duration, size
 
 WIDTH = 380
 """Of a panel."""
+THEIRS = ("paper: bytes", "paper: time")
+"""Columns of the table of costs."""
 SHOWN = 10
 """Curves of a panel at the most; then those of the best methods and of FedAvg."""
 
@@ -85,11 +87,12 @@ def _accuracy(result: Result) -> list[Sheet]:
     parts = result["parts"]
     labels = list(dict.fromkeys(row["label"] for part in parts for row in part["rows"]))
     if len(labels) == 1:
-        rows = [[part["title"], _ours(part["rows"][0]), _theirs(part["rows"][0])] for part in parts]
+        first = [(part["title"], part["rows"][0]) for part in parts]
+        rows = [[_name({**row, "label": title}), _ours(row), _theirs(row)] for title, row in first]
         return [Sheet("", [labels[0], "ours", "paper"], rows, {})]
     columns = ["method"]
     places: Places = {}
-    cells: dict[str, list[str]] = {label: [label] for label in labels}
+    cells: dict[str, list[str]] = {row["label"]: [_name(row)] for part in parts for row in part["rows"]}
     for part in parts:
         known = {row["label"]: row for row in part["rows"]}
         beside = any(row["printed"] for row in part["rows"])
@@ -104,26 +107,29 @@ def _accuracy(result: Result) -> list[Sheet]:
 
 
 def _cost(result: Result) -> list[Sheet]:
-    """A sheet for each part: bytes and time until FedAvg's quality, with the paper's saving beside."""
+    """A sheet for each part: bytes and time until FedAvg's quality, with the paper's beside."""
     sheets = []
     for part in result["parts"]:
-        beside = any(row["printed_cost"] for row in part["rows"])
-        paper = ["paper"] if beside else []
-        columns = ["method", "share of rounds", "bytes", "Δ bytes", *paper, "time", "Δ time", *paper]
+        beside, timed = any(row["printed_cost"] for row in part["rows"]), _timed(part)
+        columns = ["method", "share of rounds", "bytes", "Δ bytes", *(["paper: bytes"] if beside else [])]
+        columns += [*(["time", "Δ time"] if timed else []), *(["paper: time"] if beside else [])]
         rows = []
         for row in part["rows"]:
-            cost, theirs = row.get("cost"), row["printed_cost"]
-            ours = ["-"] * 5
-            if cost is not None:
-                ours = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
-                ours += [duration(cost["seconds"]), change(cost["seconds_saved"])]
-            saved = [change(theirs[1] / 100), change(theirs[3] / 100)] if theirs else ["-", "-"]
-            rows.append(
-                [row["label"], *ours[:3], *(saved[:1] if beside else []), *ours[3:], *(saved[1:] if beside else [])]
-            )
+            known = {"method": _name(row), **dict(zip(THEIRS, row["printed_cost"] or ("-", "-"), strict=True))}
+            if (cost := row.get("cost")) is not None:
+                known |= {"share of rounds": f"{cost['share']:.2f}"}
+                known |= {"bytes": size(cost["bytes"]), "Δ bytes": change(cost["bytes_saved"])}
+                known |= {"time": duration(cost["seconds"]), "Δ time": change(cost["seconds_saved"])}
+            rows.append([known.get(column, "-") for column in columns])
         title = part["title"] + (f" (paper: {part['printed']})" if beside else "")
-        sheets.append(Sheet(title, columns, rows, _cheapest(part["rows"], columns.index("time"))))
+        sheets.append(Sheet(title, columns, rows, _cheapest(part["rows"], columns)))
     return sheets
+
+
+def _timed(part: Row) -> bool:
+    """Whether a part's times say something: runs of less than a minute tell how busy the machine was."""
+    costs = [row["cost"] for row in part["rows"] if row.get("cost")]
+    return all(cost["seconds"] / cost["share"] >= 60 for cost in costs)
 
 
 def _against(result: Result) -> list[Sheet]:
@@ -136,7 +142,8 @@ def _against(result: Result) -> list[Sheet]:
         labels = list(dict.fromkeys(row["label"] for row in part["rows"]))
         known = {(row["label"], _value(result, row)): row for row in part["rows"]}
         columns = [result["against"].rpartition(".")[2], *values]
-        rows = [[label, *(_ours(known.get((label, value))) for value in values)] for label in labels]
+        names = {row["label"]: _name(row) for row in part["rows"]}
+        rows = [[names[label], *(_ours(known.get((label, value))) for value in values)] for label in labels]
         places: Places = {}
         for column, value in enumerate(values, start=1):
             ranks = _ranks([row for row in part["rows"] if _value(result, row) == value])
@@ -296,7 +303,7 @@ def _theirs(row: Row | None) -> str:
     theirs = None if row is None else row["printed"]
     if theirs is None:
         return "-"
-    return theirs if isinstance(theirs, str) else f"{theirs[0]:.1f} ± {theirs[1]:.1f} %"
+    return theirs if theirs == "diverged" else f"{theirs} %"
 
 
 def _number(value: float | None) -> str:
@@ -308,13 +315,20 @@ def _ranks(rows: list[Row]) -> dict[str, int]:
     return {label: 1 + sum(other > value for other in known.values()) for label, value in known.items()}
 
 
-def _cheapest(rows: list[Row], time: int) -> Places:
-    """Places by bytes and, in that column, by time."""
+def _cheapest(rows: list[Row], columns: list[str]) -> Places:
+    """Places by bytes and, where the sheet has it, by time."""
     places: Places = {}
-    for column, name in ((2, "bytes"), (time, "seconds")):
-        known = {number: row["cost"][name] for number, row in enumerate(rows) if row.get("cost")}
-        places |= {(n, column): 1 + sum(other < value for other in known.values()) for n, value in known.items()}
+    for column, name in (("bytes", "bytes"), ("time", "seconds")):
+        if column in columns:
+            known = {number: row["cost"][name] for number, row in enumerate(rows) if row.get("cost")}
+            at = columns.index(column)
+            places |= {(n, at): 1 + sum(other < value for other in known.values()) for n, value in known.items()}
     return places
+
+
+def _name(row: Row) -> str:
+    """A row's label, marked where the paper leaves its hyper-parameters open."""
+    return f"{row['label']} †" if row.get("guessed") else row["label"]
 
 
 def _begun(parts: list[Row]) -> list[Row]:
@@ -327,13 +341,20 @@ def _finds(result: Result) -> list[str]:
 
 
 def _notes(result: Result) -> list[str]:
-    """What was run, in a line for each part, and what is missing."""
+    """What was run, in a line for each part, how its fields were chosen, and what is missing."""
     lines = _finds(result)
     for part in result["parts"]:
         seeds = f"{part['seeds']} seed{'s' * (part['seeds'] > 1)}"
-        grid = f", each method at its best of the grid {part['grid']!r} (chosen on held-out examples)"
-        missing = "" if any(row["runs"] for row in part["rows"]) else " Not yet run."
-        lines.append(f"{part['title']}: {part['rounds']:,} rounds, {seeds}{grid if part['grid'] else ''}.{missing}")
+        begun = [row for row in part["rows"] if row["runs"]]
+        line = f"{part['title']}: {part['rounds']:,} rounds, {seeds}. {part['tuned']}"
+        guesses = [row["label"] for row in begun if part["grid"] and "chosen" not in row]
+        if guesses:
+            line += f" Not yet searched, and so shown at the defaults: {', '.join(guesses)}."
+        if result["view"] == "cost" and begun and not _timed(part):
+            line += " Times are left out: its runs take less than a minute, and would tell how busy the machine was."
+        lines.append(line if begun else f"{line} Not yet run.")
+    if any(row.get("guessed") for part in result["parts"] for row in part["rows"]):
+        lines.append("† The paper leaves some of its hyper-parameters open; docs/paper.md says what they are here.")
     missing = sum(row["wanted"] - row["runs"] for part in result["parts"] for row in part["rows"])
     if missing:
         lines.append(f"{missing} run{'s' * (missing > 1)} not there yet: {result['command']}")
@@ -341,13 +362,14 @@ def _notes(result: Result) -> list[str]:
 
 
 def _records(result: Result) -> list[Row]:
-    """A line for each row of each part, unrounded."""
+    """A line for each row of each part: ours unrounded, the paper's as printed."""
     left_out = ("curve", "deviation", "settings", "chosen", "values", "printed", "printed_cost")
     records = []
     for part in result["parts"]:
         for row in part["rows"]:
-            theirs = row["printed"] if isinstance(row["printed"], list) else [None, None]
+            mean, _, deviation = (row["printed"] or "").partition(" ± ")
+            bytes_, time = row["printed_cost"] or ("", "")
             own = {name: value for name, value in row.items() if name not in left_out}
-            paper = {"paper_mean": theirs[0], "paper_std": theirs[1]}
+            paper = {"paper_mean": mean, "paper_std": deviation, "paper_bytes": bytes_, "paper_time": time}
             records.append({"part": part["title"], **row["values"], **own, **paper})
     return records

@@ -57,6 +57,8 @@ class Method:
     """On the machine that ran it, likewise."""
     total: "Spent"
     """Over all rounds, mean over the seeds."""
+    budget: "Spent"
+    """What the rounds of the spec take, likewise; a run that ended before them counts at its mean round until then."""
     final: list[float] | None
     """Each seed's average over the last rounds; None where a run did not finish."""
     status: str
@@ -137,7 +139,7 @@ class Cost:
     """What it costs to reach the quality of the baseline, by the three steps of the paper (its appendix on cost)."""
 
     share: float
-    """s = r / T: rounds until the target is reached, of all rounds; 1 where it never is, and for the baseline."""
+    """s = r / T: rounds until the target, of all rounds; 1 where it is never reached, and for the baseline."""
     bytes: float
     """tb = b s, for b bytes in all rounds."""
     seconds: float
@@ -298,7 +300,8 @@ class Comparison:
             "rounds_saved": 1 - spent.rounds / reference.rounds if spent and reference else None,
             "bytes_saved": 1 - spent.bytes / reference.bytes if spent and reference and reference.bytes else None,
         }
-        if base is not None and target is not None and base.status == method.status == "finished":
+        ended = method.status in ("finished", "diverged") and method.total.rounds
+        if base is not None and target is not None and base.status == "finished" and ended:
             row["cost"] = asdict(self._cost(method, base, spent))
         return row
 
@@ -310,7 +313,7 @@ class Comparison:
         elif method is base:
             spent = None
         baseline = Spent(base.total.rounds, round(whole.bytes), whole.seconds)
-        return cost(spent.rounds if spent else None, method.total, baseline)
+        return cost(spent.rounds if spent else None, method.budget, baseline)
 
 
 def compare(
@@ -362,6 +365,7 @@ def _method(label: str, group: list[RunFolder], network: Network | None) -> Meth
         if history
     ]
     columns = np.array(rounds, dtype=np.int64) - 1
+    planned = group[0].table["rounds"]
     summaries = [folder.summary or {"status": "unfinished"} for folder in group]
     states = {summary["status"] for summary in summaries}
     finals = [s["accuracy"] for s in summaries if s.get("accuracy") is not None]
@@ -380,6 +384,11 @@ def _method(label: str, group: list[RunFolder], network: Network | None) -> Meth
             max(map(len, histories)),
             round(fmean([run[-1] for run in traffic])) if traffic else 0,
             fmean([clock[-1] for clock in clocks if len(clock)] or [0.0]),
+        ),
+        Spent(
+            planned,
+            round(fmean([planned * run[-1] / len(run) for run in traffic])) if traffic else 0,
+            fmean([planned * clock[-1] / len(clock) for clock in clocks if len(clock)] or [0.0]),
         ),
         None if len(finals) < len(group) else finals,
         next((s for s in ("diverged", "interrupted", "unfinished") if s in states), "finished"),

@@ -269,7 +269,7 @@ def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
 
 
 TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
-TEX |= {"Δ": r"$\Delta$", "^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
+TEX |= {"Δ": r"$\Delta$", "†": r"\dag{}", "^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from time import sleep
@@ -93,9 +93,10 @@ class Slots:
 
     def stop(self) -> None:
         """Lets each run finish its round and save, and leaves out what had not begun."""
-        self.ray.get(self.board.halt.remote())
-        if self.refs:
-            self.ray.wait(self.refs, num_returns=len(self.refs))
+        with suppress(self.ray.exceptions.RayError):  # what went wrong first is what is said
+            self.ray.get(self.board.halt.remote())
+            if self.refs:
+                self.ray.wait(self.refs, num_returns=len(self.refs))
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def slots(cluster: Cluster, place: Path) -> Iterator[tuple[Slots, Listener]]:
     ray = cluster.ray
     try:
         with _marked(place) as mark:
-            board = ray.remote(num_cpus=0)(Board).remote()
+            board = _board(ray)
             room = Slots(cluster, board, mark)
             try:
                 yield room, Listener(board)
@@ -120,6 +121,15 @@ def slots(cluster: Cluster, place: Path) -> Iterator[tuple[Slots, Listener]]:
         raise OSError(f"Ray: {one_line(error)}; the same command goes on where it was") from None
     finally:
         cluster.leave()
+
+
+def _board(ray: Any) -> Any:
+    """On the driver's own node, whose loss alone is the end; what it was told may be lost with its process."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    lasting = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    return ray.remote(num_cpus=0, **lasting)(Board).remote()
 
 
 @contextmanager

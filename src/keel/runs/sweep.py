@@ -1,6 +1,6 @@
 """Runs a search: every point a few ordinary run folders below the sweep's, and the best point as a spec.
 
-sweep.json       the search, its points with their scores, which one was chosen
+sweep.json       the search, the spec it is around, its points with their scores, which one was chosen
 best.toml        the chosen point, a whole spec
 sweep.db         Optuna's study, where it searched
 POINT/seedN/     the runs
@@ -47,7 +47,8 @@ def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep
     if chosen is not None:
         best = path / "best.toml"
         write_whole(best, [plan.chosen(chosen["fields"]).to_toml().encode()])
-    write_whole(path / "sweep.json", [(json.dumps({**plan.described(), "points": rows}, indent=2) + "\n").encode()])
+    told = {**plan.described(), "base": plan.base.experiment, "points": rows}
+    write_whole(path / "sweep.json", [(json.dumps(told, indent=2) + "\n").encode()])
     return Sweep(path, rows, best)
 
 
