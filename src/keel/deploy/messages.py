@@ -104,6 +104,6 @@ def count(record: MetricRecord, name: str, least: int = 0) -> int:
 
 def number(record: MetricRecord, name: str) -> float:
     value = record.get(name)
-    if type(value) not in (int, float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise Broken(f"{name} is {value!r} instead of a finite number")
     return float(value)
