@@ -86,7 +86,7 @@ class Site:
         self.spec = spec_of(str(asked["spec"]))
         self.number = site_number(node)
         if asked.get("site", self.number) != self.number:
-            raise KeelError(f"site: this is {self.number}, but {asked['site']} was asked; accepted: its own number")
+            raise KeelError(f"site: this is {self.number}, but {asked['site']!r} was asked; accepted: its own number")
         self.device = find_device(str(node.get("device", "auto")))
         torch.set_num_threads(int(node.get("threads", 1)))  # one: how a sum is split over threads changes its bits
         self._model, self._data, self._loss = model, data, loss
