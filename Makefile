@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/keel demo
 
+# Three at a time on two cores: many tests wait for other processes.
 test: lint browser
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 # The report is tested in Debian's Chromium, which is installed where root can; elsewhere those tests are skipped.
 browser:

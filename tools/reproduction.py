@@ -73,7 +73,7 @@ def write() -> None:
 def ahead(results: dict[str, Result]) -> list[str]:
     """For each setting with alpha = 0 the best of the family beside the best other momentum, by final accuracy."""
     lines = []
-    for title, rows in _settings(results, "controlled-cifar10", "digits", "controlled", "alpha"):
+    for title, rows in _settings(results, "controlled-cifar10", "digits", "controlled"):
         ours, theirs = _best(rows, FAMILY), _best(rows, MOMENTUM)
         if ours is None or theirs is None:
             continue

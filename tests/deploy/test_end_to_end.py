@@ -206,7 +206,8 @@ def test_a_node_killed_in_a_round_comes_back_to_it_and_one_that_sends_nan_is_set
     federation.until(lambda: federation.ended("hurt/fedhbm"), "the end")
     spoiled.unlink()
     records = federation.records("hurt/fedhbm")
-    assert [record["set_aside"] for record in records] == [{"2": "delta is not finite"}] * 3
+    aside = [record["set_aside"]["2"] for record in records]
+    assert [reason.startswith("delta is not finite") for reason in aside] == [True] * 3
     assert "lost its memory" not in federation.logs()
     replayed = _replayed(federation, tmp_path, settings)
     summary = RunFolder(federation.runs / "hurt/fedhbm").summary or {}
