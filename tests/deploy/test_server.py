@@ -388,14 +388,20 @@ def test_a_site_is_the_node_that_the_training_began_with(
     assert "node 9 is set aside: calls itself site 2, which is node 3" in caplog.text
 
 
-def test_after_a_restart_of_the_server_too_a_site_is_its_node(
-    federation: InOneProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+def dying_in(round: str) -> Callable[[int, Message], Message]:
+    """The server is stopped in the middle of that round."""
+
     def die(node: int, reply: Message) -> Message:
-        if reply.metadata.group_id == "3":
+        if reply.metadata.group_id == round:
             raise KeyboardInterrupt
         return reply
 
+    return die
+
+
+def test_after_a_restart_of_the_server_too_a_site_is_its_node(
+    federation: InOneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     def swapped(node: int, reply: Message) -> Message:
         if reply.metadata.message_type == "query" and node < 3:
             reply.content.config_records[messages.TOLD].update(
@@ -404,7 +410,7 @@ def test_after_a_restart_of_the_server_too_a_site_is_its_node(
         return reply
 
     with pytest.raises(KeyboardInterrupt):
-        federation(die, participation__rate=1.0)
+        federation(dying_in("3"), participation__rate=1.0)
     resumed = federation(swapped, participation__rate=1.0)
     assert [record["cohort"] for record in resumed.records] == [[2, 0, 1], [2, 0, 1], [2], [2]]
     assert "calls itself site 1, which is node 2" in caplog.text
@@ -413,13 +419,8 @@ def test_after_a_restart_of_the_server_too_a_site_is_its_node(
 def test_a_site_that_comes_back_with_other_data_is_set_aside(
     federation: InOneProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def die(node: int, reply: Message) -> Message:
-        if reply.metadata.group_id == "2":
-            raise KeyboardInterrupt
-        return reply
-
     with pytest.raises(KeyboardInterrupt):
-        federation(die, participation__rate=1.0)
+        federation(dying_in("2"), participation__rate=1.0)
     resumed = federation(data=lambda node: held_by((1, 1, 2)[node["site"]]), participation__rate=1.0)
     assert resumed.records[-1]["set_aside"] == {"0": "is not connected"}
     assert "site 0: examples is 4, but the training began with 9" in caplog.text

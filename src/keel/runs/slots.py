@@ -110,7 +110,7 @@ def slots(cluster: Cluster, place: Path) -> Iterator[tuple[Slots, Listener]]:
             room = Slots(cluster, board, mark)
             try:
                 yield room, Listener(board)
-            except BaseException:
+            except BaseException:  # also Ctrl-C: no run is left without its last round
                 room.stop()
                 raise
     except KeyboardInterrupt:
