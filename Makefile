@@ -7,9 +7,9 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/keel demo
 
-# Three at a time on two cores: many tests wait for other processes.
+# Four at a time on two cores: many tests wait for other processes.
 test: lint browser
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # The report is tested in Debian's Chromium, which is installed where root can; elsewhere those tests are skipped.
 browser:

@@ -3,7 +3,8 @@
     python benchmarks/own.py keel digits         # prints {"seconds": ..., "start": ...} and nothing else
 
 The limit is what the same local steps cost with nothing around them: one process per core, one thread each, the
-allocator tuned, channels_last, the model as published (ReLU before pooling).
+allocator tuned, channels_last, the model as published (published.py). `bare` is the same with Keel's version of the
+model, so that Keel's time over `bare` is what its engine adds, and `bare` over the limit what its version saves.
 """
 
 import argparse
@@ -79,13 +80,21 @@ def naive(work: Workload) -> Callable[[], float]:
 
 
 def limit(work: Workload) -> Callable[[], float]:
-    """The bare steps, one process per core."""
+    return _steps(work, work.published)
+
+
+def bare(work: Workload) -> Callable[[], float]:
+    return _steps(work, work.module)
+
+
+def _steps(work: Workload, make: Callable[[], nn.Module]) -> Callable[[], float]:
+    """The local steps alone, one process per core."""
 
     def turn() -> float:
         fork = multiprocessing.get_context("fork")
         queue = fork.Queue()
         share = work.cohort * work.rounds // cores()
-        workers = [fork.Process(target=_bare, args=(work, share, queue)) for _ in range(cores())]
+        workers = [fork.Process(target=_share, args=(work, make, share, queue)) for _ in range(cores())]
         for worker in workers:
             worker.start()
         seconds = max(queue.get() for _ in workers)
@@ -96,10 +105,10 @@ def limit(work: Workload) -> Callable[[], float]:
     return turn
 
 
-def _bare(work: Workload, clients: int, queue: Any) -> None:
+def _share(work: Workload, make: Callable[[], nn.Module], clients: int, queue: Any) -> None:
     torch.set_num_threads(1)
     tune()
-    module, data = work.published(), work.data()
+    module, data = make(), work.data()
     held = data.client(0)
     inputs, targets = data.prepare(held.inputs)[: work.batch], held.targets[: work.batch]
     if len(work.shape) == 3:
@@ -119,7 +128,12 @@ def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, tar
         torch._foreach_add_(parameters, list(gradients), alpha=-0.01)
 
 
-CONTENDERS: dict[str, Callable[[Workload], Callable[[], float]]] = {"keel": keel, "limit": limit, "naive": naive}
+CONTENDERS: dict[str, Callable[[Workload], Callable[[], float]]] = {
+    "keel": keel,
+    "limit": limit,
+    "bare": bare,
+    "naive": naive,
+}
 
 
 def main() -> None:

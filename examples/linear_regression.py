@@ -17,7 +17,7 @@ from keel.paper.views import drawn, figure_of
 def main(rounds: int) -> None:
     panels = regression_panels(rounds)
     Path("linear_regression.json").write_text(json.dumps(panels))
-    Path("linear_regression.svg").write_bytes(drawn(figure_of(panels))["figure.svg"])
+    Path("linear_regression.svg").write_bytes(drawn(figure_of(panels, "Linear regression"))["figure.svg"])
     for panel in panels:
         print(panel["title"])
         for method in panel["labels"]:

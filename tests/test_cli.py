@@ -184,6 +184,13 @@ def test_version(keel: Keel) -> None:
     assert keel("--version").out == "0.1.0\n"
 
 
+@pytest.mark.parametrize("command", ["resume", "report", "data show", "deploy new", "paper run"])
+def test_help_has_its_brackets_as_they_are(keel: Keel, command: str) -> None:
+    shown = keel(*command.split(), "--help").out
+    assert "[required]" in shown
+    assert "\\[" not in shown
+
+
 def test_help_does_not_wait_for_pytorch() -> None:
     code = "import sys, keel.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from keel.paper.recipes import find, items
 from keel.paper.results import Result, Row, make
+from keel.paper.running import Shelf
 from keel.paper.views import drawn, view
 from keel.reporting.tables import accuracy, change, markdown
-from keel.units import percent, size
+from keel.units import size
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "results/paper", ROOT / "docs/reproduction.md"
 WORDS = ROOT / "tools/reproduction.toml"
-GRID, SCARCE = ROOT / "results/digits_grid.json", ROOT / "results/digits_scarce.json"
+SCARCE = ROOT / "results/digits_scarce.json"
 FAMILY = ("ghbm", "localghbm", "fedhbm")
 MOMENTUM = ("fedavgm", "fedacg", "scaffold_m", "fedcm", "fedadc", "mimemom", "mimelitemom")
 """The others that the paper lists as momentum-based."""
@@ -29,14 +30,25 @@ MOMENTUM = ("fedavgm", "fedacg", "scaffold_m", "fedcm", "fedadc", "mimemom", "mi
 
 def keep(runs: Path, names: list[str]) -> None:
     KEPT.mkdir(exist_ok=True)
+    shelf = Shelf(runs)
     for item in map(find, names or items()):
-        result = make(item, "desktop", runs)
+        result = _without_times(make(item, "desktop", shelf))
         if not any(row["runs"] for part in result.get("parts", []) for row in part["rows"]) and "columns" not in result:
             continue
         (KEPT / f"{item.name}.json").write_text(_text(result), encoding="utf-8")
-        figure = view(result).figure
-        if figure is not None:
-            (KEPT / f"{item.name}.svg").write_bytes(drawn(figure)["figure.svg"])
+        shown = view(result)
+        if shown.figure is not None:
+            (KEPT / f"{item.name}.svg").write_bytes(drawn(shown.figure)["figure.svg"])
+
+
+def _without_times(result: Result) -> Result:
+    """The machine that made the runs did other work besides, more of it during some of them than during others."""
+    for part in result.get("parts", []):
+        for row in part["rows"]:
+            if "cost" in row:
+                row["cost"] |= {"seconds": None, "seconds_saved": None}
+            row.pop("seconds_to_target", None)
+    return result
 
 
 def write() -> None:
@@ -73,13 +85,13 @@ def write() -> None:
 def ahead(results: dict[str, Result]) -> list[str]:
     """For each setting with alpha = 0 the best of the family beside the best other momentum, by final accuracy."""
     lines = []
-    for title, rows in _settings(results, "controlled-cifar10", "digits", "controlled"):
+    for title, rows in _settings(results, "controlled-cifar10", "digits", "controlled", "alpha"):
         ours, theirs = _best(rows, FAMILY), _best(rows, MOMENTUM)
         if ours is None or theirs is None:
             continue
         lead = ours["accuracy_mean"] - theirs["accuracy_mean"]
         run = sum(row.get("algorithm") in MOMENTUM and row.get("accuracy_mean") is not None for row in rows)
-        words = f"{_told(ours)}, the best of the {run} other momentum methods run {_told(theirs)}: "
+        words = f"{_told(ours)}, the best of {run} other momentum method{'s' * (run > 1)} {_told(theirs)}: "
         words += f"{100 * lead:+.1f} points"
         spread = max(row["accuracy_std"] or 0.0 for row in (ours, theirs))
         seen = "one seed, no deviation" if spread == 0 else "not visible, within the deviation"
@@ -97,9 +109,9 @@ def best_taus(results: dict[str, Result]) -> list[str]:
             near = [tau for tau, row in rows.items() if tau != best and row["accuracy_mean"] >= least]
             within = f", {' and '.join(near)} within its deviation" if near else ""
             told = ", ".join(f"{tau}: {accuracy(row)}" for tau, row in rows.items())
-            unsearched = part["grid"] and not all("chosen" in row for row in rows.values())
+            unsearched = [tau for tau, row in rows.items() if part["grid"] and "chosen" not in row]
             period = 1 / part["spec"]["participation.rate"]
-            rate = "; all at the local rate tuned for tau = 1/C, none yet at its own" if unsearched else ""
+            rate = f"; not yet at a local rate of its own: {', '.join(unsearched)}" if unsearched else ""
             lines.append(f"{part['title']}, 1/C = {period:g}: tau = {best} is highest{within} ({told}){rate}.")
     return lines
 
@@ -116,19 +128,23 @@ def _told(row: Row) -> str:
 
 def cheapest(results: dict[str, Result]) -> list[str]:
     lines = []
-    for part in results.get("cost", {}).get("parts", []):
+    for part in results.get("cost", {}).get("parts", []):  # by Table 4's rule, by which FedAvg pays for all its rounds
         rows = [row for row in part["rows"] if row.get("cost") and row["algorithm"] != "fedavg"]
         if rows:
-            ordered = sorted(rows, key=lambda row: row["cost"]["bytes"])
+            ordered = sorted(rows, key=lambda row: row["cost"]["bytes"])  # by the curve averaged over the seeds
             place = next((i for i, row in enumerate(ordered, 1) if row["algorithm"] == "fedhbm"), None)
             first = ordered[0]
-            words = f"the cheapest is {first['label']} with {size(first['cost']['bytes'])}"
-            if place is not None:
-                ours = ordered[place - 1]["cost"]
-                words += f"; FedHBM is number {place} of {len(ordered)} with {size(ours['bytes'])}"
-                words += f" ({change(ours['bytes_saved'])} against FedAvg)"
+            words = f"the cheapest of {1 + len(ordered)} is {_spent(first)}"
+            if place is not None and place > 1:
+                words += f"; number {place} is {_spent(ordered[place - 1])}"
             lines.append(f"{part['title']}: {words}.")
     return lines
+
+
+def _spent(row: Row) -> str:
+    seeds = [rounds for rounds in row["rounds_to_target_seeds"] if rounds is not None]
+    each = f", its seeds after {min(seeds)} to {max(seeds)} rounds" if len(seeds) > 1 else ""
+    return f"{row['label']}: {size(row['cost']['bytes'])} ({change(row['cost']['bytes_saved'])} against FedAvg{each})"
 
 
 def facts(results: dict[str, Result]) -> dict[str, str]:
@@ -140,14 +156,12 @@ def facts(results: dict[str, Result]) -> dict[str, str]:
                 if row.get("accuracy_mean") is not None:
                     method = " ".join([row["method"], *map(str, row["values"].values())])
                     found[f"{name}.{number}.{method}"] = accuracy(row)
+                for tau, told in row.get("deviation", {}).items():
+                    found[f"{name}.{number}.tau={tau}"] = f"{told['second_half']:.2f}"
     for method, *losses in results.get("regression", {}).get("rows", []):
         found |= {f"regression.{number}.{method}": loss for number, loss in enumerate(losses)}
     for row in json.loads(SCARCE.read_text(encoding="utf-8")):
         found[f"scarce.{row['algorithm']}"] = accuracy(row)
-    for row in json.loads(GRID.read_text(encoding="utf-8")):  # on held-out examples, at beta = 0.9
-        if row["algorithm"] in ("ghbm", "fedadc") and row["algorithm.beta"] == 0.9:
-            kind = "ghbm" if row["algorithm"] == "ghbm" else "fedadc" if row["algorithm.nesterov"] else "tau one"
-            found[f"grid.{kind}.{row['local.lr']}"] = percent(row["last"])
     return found
 
 
@@ -157,13 +171,14 @@ def filled(text: str, known: dict[str, str]) -> str:
 
 
 def _settings(results: dict[str, Result], *names: str) -> list[tuple[str, list[Row]]]:
-    """The parts of these results whose clients hold one class each, with their rows; of those of a title the first."""
-    found: dict[str, tuple[str, list[Row]]] = {}
+    """The parts of these results whose clients hold one class each, with their rows; of those of a task the first."""
+    found: dict[tuple[str, str], tuple[str, list[Row]]] = {}
     for name in names:
         for part in results.get(name, {}).get("parts", []):
             rows = [row for row in part["rows"] if row["values"].get("data.alpha", part["spec"].get("data.alpha")) == 0]
             if rows:
-                found.setdefault(part["title"], (f"{part['title']} (`{name}`)", rows))
+                task = part["spec"].get("data.name", ""), part["spec"].get("model.name", "")
+                found.setdefault(task, (f"{part['title']} (`{name}`)", rows))
     return list(found.values())
 
 

@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from keel.commands import data, deploy, paper
 from keel.commands.algorithms import algorithms
@@ -11,6 +12,8 @@ from keel.commands.compare import compare, demo, report
 from keel.commands.run import resume, run
 from keel.commands.sweep import sweep
 from keel.errors import KeelError, Stopped
+
+typer.core.HAS_RICH = False  # help is plain; some versions would still escape its brackets for Rich
 
 app = typer.Typer(
     invoke_without_command=True,

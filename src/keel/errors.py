@@ -38,4 +38,6 @@ def explain(error: "ValidationError", table: str = "") -> str:
     if cause is not None:
         return f"{field}: {cause}{more}"
     message = first["msg"][:1].lower() + first["msg"][1:]
+    if first["type"] in ("bool_parsing", "bool_type"):
+        message = "should be true or false"
     return f"{field}: {message}, not {first['input']!r}{more}"

@@ -1,11 +1,13 @@
 """What the clients remember between their rounds: rows of a file, so that RAM does not grow with those who took part.
 
-A row that a checkpoint counts on is never written over: a client's new memory goes to another row until the next
-checkpoint. So a checkpoint costs what has changed, and after a kill the rows it counts on are still there.
+A row that a checkpoint or the round at hand counts on is never written over: a client's new memory goes to another row.
+So a round reads and writes one client's memory at a time, a round that is given up has changed nothing, a checkpoint
+costs what has changed, and after a kill the rows it counts on are still there.
 """
 
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -36,8 +38,9 @@ class Memories(Mapping[int, Memory]):
         self.precision, self.keep = getattr(torch, precision), keep
         self.path, self.file = path, _opened(path)
         finalize(self, os.close, self.file)
-        self.rows: dict[int, int] = {}
+        self.rows: OrderedDict[int, int] = OrderedDict()
         self.form: Form | None = None
+        self._staged: dict[int, int] = {}
         self._saved: set[int] = set()
         self._free: list[int] = []
         self._end = 0
@@ -63,33 +66,38 @@ class Memories(Mapping[int, Memory]):
     def row_bytes(self) -> int:
         return row_bytes(self.form or {})
 
-    def update(self, memories: Mapping[int, Memory]) -> None:
-        """What these clients remember now."""
-        for client, memory in memories.items():
-            tensors = {
-                name: value.to(self.precision) if value.is_floating_point() else value for name, value in memory.items()
-            }
-            form = form_of(tensors)
-            if self.form is None:
-                self.form = form
-            elif form != self.form:
-                raise KeelError(
-                    f"algorithm: what a client remembers changes its form (from {sorted(self.form)} to {sorted(form)}) "
-                    "or its shapes; accepted: the same names and shapes for every client and round"
-                )
-            content = b"".join(_raw(tensor) for tensor in tensors.values())
-            before = self.rows.pop(client, None)
-            row = self._row() if before is None or before in self._saved else before
-            written = os.pwrite(self.file, content, row * self.row_bytes)
-            if written < len(content):
-                raise OSError(
-                    f"only {written} of {len(content)} bytes of a memory could be written; the disk may be full"
-                )
+    def stage(self, client: int, memory: Memory) -> None:
+        """Writes what a client will remember once the round is over: until `commit` it remembers what it did."""
+        tensors = {
+            name: value.to(self.precision) if value.is_floating_point() else value for name, value in memory.items()
+        }
+        form = form_of(tensors)
+        if self.form is None:
+            self.form = form
+        elif form != self.form:
+            raise KeelError(
+                f"algorithm: what a client remembers changes its form (from {sorted(self.form)} to {sorted(form)}) "
+                "or its shapes; accepted: the same names and shapes for every client and round"
+            )
+        content = b"".join(_raw(tensor) for tensor in tensors.values())
+        row = self._staged[client] = self._row()
+        written = os.pwrite(self.file, content, row * self.row_bytes)
+        if written < len(content):
+            raise OSError(f"only {written} of {len(content)} bytes of a memory could be written; the disk may be full")
+
+    def commit(self) -> None:
+        """The round is over: what was staged is what those clients remember."""
+        staged, self._staged = self._staged, {}  # first: what breaks in must not have it freed as well
+        for client, row in staged.items():
+            self._release(self.rows.pop(client, None))
             self.rows[client] = row
         while self.keep is not None and len(self.rows) > self.keep:
-            row = self.rows.pop(next(iter(self.rows)))
-            if row not in self._saved:
-                self._free.append(row)
+            self._release(self.rows.popitem(last=False)[1])
+
+    def discard(self) -> None:
+        """What was staged is forgotten, if anything was: its round was given up."""
+        self._free += self._staged.values()
+        self._staged = {}
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint keeps of them, once the rows are on disk; `saved` is called when it has done so."""
@@ -98,7 +106,8 @@ class Memories(Mapping[int, Memory]):
         return {"clients": clients, "rows": rows, "form": json.dumps(self.form)}
 
     def saved(self) -> None:
-        """The checkpoint stands: rows that it does not count on are free."""
+        """The checkpoint stands: rows that it does not count on are free. Not within a round."""
+        self._staged = {}
         self._saved = set(self.rows.values())
         self._free = [row for row in range(self._end) if row not in self._saved]
 
@@ -107,11 +116,15 @@ class Memories(Mapping[int, Memory]):
         self.form = (
             {name: (shape, kind) for name, (shape, kind) in json.loads(form).items()} if form != "null" else None
         )
-        self.rows = dict(zip(clients.tolist(), rows.tolist(), strict=True))
+        self.rows = OrderedDict(zip(clients.tolist(), rows.tolist(), strict=True))
         self._end = 1 + max(rows.tolist(), default=-1)
         if os.fstat(self.file).st_size < self._end * self.row_bytes:
             raise KeelError(f"run: {str(self.path)!r} is damaged: it is shorter than its checkpoint says")
         self.saved()
+
+    def _release(self, row: int | None) -> None:
+        if row is not None and row not in self._saved:
+            self._free.append(row)
 
     def _row(self) -> int:
         if self._free:

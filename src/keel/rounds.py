@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import acos, degrees, isfinite
 from pathlib import Path as FilePath
 from statistics import fmean
@@ -16,6 +17,7 @@ from torch import Tensor
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
 from keel.engines import Absent, Engine, Problem, RoundWork, cores, find_device, make_engine
+from keel.engines.base import Each
 from keel.engines.cluster import Cluster, in_slot
 from keel.errors import KeelError
 from keel.memories import Memories, on_disk
@@ -123,12 +125,11 @@ class Training:
         absent: dict[int, Absent] = {}
         server = position.server
         received = traffic.down(algorithm.broadcast(server, ctx), len(cohort))
-        known = [position.memories.get(client, {}) for client in cohort.tolist()]
-        memories = [self._memory(kept) for kept in known]
-        buffers = [kept.get(BUFFERS, position.buffers) for kept in known]
+        position.memories.discard()  # of a round that was given up
         mean = None if position.buffers is None or self.local_buffers else torch.zeros_like(position.buffers)
         if mean is not None:
             traffic.down({BUFFERS: mean}, len(cohort))
+        memories, buffers = self._known(cohort, position)
         work = RoundWork(cohort, received, memories, ctx, buffers)
         if algorithm.probes:
             work, probes = self._answered(work, self.engine.probe(work), absent)
@@ -140,7 +141,6 @@ class Training:
         cohort, ctx, weights = work.cohort, work.ctx, self._weights(work.cohort)
         losses: list[float] = []
         distances: list[float] = []
-        kept: dict[int, Memory] = {}
         pseudo_gradient = torch.zeros_like(self.initial)
         taus = self.spec.evaluation.deviation
 
@@ -154,7 +154,7 @@ class Training:
                 elif result.buffers is not None:
                     memory[BUFFERS] = result.buffers
                 if memory:
-                    kept[client] = memory
+                    position.memories.stage(client, memory)
                 losses.append(float(result.loss))
                 if self.spec.evaluation.drift and "delta" in result.message:
                     distances.append(float(torch.linalg.vector_norm(result.message["delta"])))
@@ -178,7 +178,7 @@ class Training:
             if self._due(t):
                 deviation = {"deviation": _deviations(position.updates, self._of_all_clients(work, position), taus)}
         position.round, position.server = t, self._within_budget(position, server)
-        position.memories.update(kept)
+        position.memories.commit()
         position.buffers = position.buffers if mean is None else mean
         sent = {**traffic.bytes, **self.engine.traffic()}
         record: Record = {"round": t, "cohort": cohort.tolist(), "lr": ctx.lr, **sent}
@@ -221,13 +221,8 @@ class Training:
     def _of_all_clients(self, work: RoundWork, position: Position) -> Tensor:
         """The pseudo-gradient of this round if every client took part in it; nobody's memory changes."""
         clients = self._longest_first(np.arange(self.sampler.clients))
-        known = [position.memories.get(client, {}) for client in clients.tolist()]
-        whole = replace(
-            work,
-            cohort=clients,
-            memories=[self._memory(kept) for kept in known],
-            buffers=[kept.get(BUFFERS, position.buffers) for kept in known],
-        )
+        memories, buffers = self._known(clients, position)
+        whole = replace(work, cohort=clients, memories=memories, buffers=buffers)
         mean = torch.zeros_like(self.initial)
         _, results = self._answered(whole, self.engine.train(whole), {})
         for weight, result in zip(self._weights(clients), results, strict=True):
@@ -247,27 +242,41 @@ class Training:
 
     def _longest_first(self, cohort: np.ndarray) -> np.ndarray:
         """The cohort's order, which is that of its reports: those who have most to do first, so that no core waits."""
-        return cohort[np.argsort(-self.task.data.partition.sizes[cohort], kind="stable")]
+        return cohort[np.argsort(-self.task.data.partition.sizes_of(cohort), kind="stable")]
 
-    def _memory(self, known: Memory) -> Memory:
-        """What the algorithm keeps for a client."""
-        kept = {name: value for name, value in known.items() if name != BUFFERS}
-        return kept or self.spec.algorithm.init_client(self.initial)
+    def _known(self, cohort: np.ndarray, position: Position) -> tuple[Sequence[Memory], Sequence[Tensor | None]]:
+        """What the algorithm keeps for each client, and the buffers that it starts from."""
+
+        @lru_cache(maxsize=1)
+        def known(client: int) -> Memory:
+            return position.memories.get(client, {})
+
+        def memory(client: int) -> Memory:
+            kept = {name: value for name, value in known(client).items() if name != BUFFERS}
+            return kept or self.spec.algorithm.init_client(self.initial)
+
+        def buffers(client: int) -> Tensor | None:
+            return known(client).get(BUFFERS, position.buffers) if own else position.buffers
+
+        clients, own = cohort.tolist(), self.local_buffers
+        return Each(clients, memory), Each(clients, buffers)
 
     def _weights(self, cohort: np.ndarray) -> list[float]:
         if self.spec.server.weighting == "uniform":
             return [1 / len(cohort)] * len(cohort)
-        sizes = self.task.data.partition.sizes[cohort]
+        sizes = self.task.data.partition.sizes_of(cohort)
         return (sizes / sizes.sum()).tolist()
 
     def _context(self, t: int, cohort: np.ndarray) -> Context:
-        spec, sizes = self.spec, self.task.data.partition.sizes
+        spec, partition = self.spec, self.task.data.partition
         by_examples = spec.server.weighting == "examples"
         return Context(
             round=t,
             clients=self.sampler.clients,
             cohort=len(cohort),
-            share=float(sizes[cohort].sum()) / self._examples if by_examples else len(cohort) / self.sampler.clients,
+            share=partition.sizes_of(cohort).sum().item() / self._examples
+            if by_examples
+            else len(cohort) / self.sampler.clients,
             period=self.sampler.period,
             lr=learning_rate(spec.local.lr, spec.local.schedule, spec.local.decay, t, spec.rounds),
             server_lr=learning_rate(spec.server.lr, spec.server.schedule, spec.server.decay, t, spec.rounds),

@@ -42,7 +42,7 @@ def fetching(label: str, quiet: bool = False) -> Iterator[Callable[[int, int | N
 
 def announcing(quiet: bool) -> Callable[[Room], None]:
     """Tells what a run can take, before it begins."""
-    return lambda room: None if quiet else errors.print(f"Takes {room.words()}.", soft_wrap=True)
+    return lambda room: None if quiet else errors.print(f"Takes {room}.", soft_wrap=True)
 
 
 @contextmanager

@@ -1,4 +1,9 @@
+import sys
+from copy import deepcopy
 from dataclasses import replace
+from mmap import mmap
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -7,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from keel import KeelError
+from keel.data import federated
 from keel.data.federated import Examples, Partition, Pool
 from keel.data.partition import by_key, deal_out, dirichlet, iid, one_class
 from keel.randomness import draws
@@ -175,3 +181,47 @@ def test_only_rows_that_are_examples_are_dealt_out() -> None:
 def test_a_client_without_examples_is_refused() -> None:
     with pytest.raises(KeelError, match="client 1 has no examples"):
         Partition.of([np.arange(3), np.arange(0), np.arange(2)])
+
+
+def test_a_large_table_lies_in_a_file_and_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = np.split(np.random.default_rng(0).permutation(6000), [1000, 1007, 4000])
+    small = Partition.of(parts)
+    monkeypatch.setattr(federated, "LARGE", 1000)
+    large = Partition.of(parts)
+    assert isinstance(large.indices.base, mmap)
+    assert not isinstance(small.indices.base, mmap)
+    assert large.fingerprint() == small.fingerprint()
+    assert not large.indices.flags.writeable
+    assert not small.indices.flags.writeable
+    for partition in (small, large, deepcopy(large)):
+        for client, part in enumerate(parts):
+            assert np.array_equal(partition[client], part)
+        assert partition.sizes_of(np.array([2, 1])).tolist() == [2993, 7]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_of_a_table_in_a_file_nothing_that_was_read_stays_in_memory() -> None:
+    clients = 400_000
+    partition = Partition(np.arange(8 * clients) % 20_000, np.arange(clients + 1) * 8)
+    for client in range(0, clients, 100):
+        assert partition[client][0] == 8 * client % 20_000
+    partition.fingerprint()
+    address = partition.indices.ctypes.data
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    assert any(line.startswith(f"{address:x}-") for line in lines)
+    assert next(int(line.split()[1]) for line in lines if line.startswith("Rss:")) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fills /dev/full")
+@pytest.mark.parametrize("reason", ["full", "short", "no place"])
+def test_where_there_is_no_room_a_large_table_stays_in_memory(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened() -> IO[bytes]:
+        if reason == "no place":
+            raise FileNotFoundError
+        return Path("/dev/full").open("r+b", buffering=-1 if reason == "short" else 0)
+
+    monkeypatch.setattr(federated, "LARGE", 1000)
+    monkeypatch.setattr(federated, "TemporaryFile", opened)
+    partition = Partition.of([np.arange(400)])
+    assert not isinstance(partition.indices.base, mmap)
+    assert np.array_equal(partition[0], np.arange(400))

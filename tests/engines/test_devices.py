@@ -7,10 +7,13 @@ from torch import nn
 
 from keel import KeelError
 from keel.algorithms import Algorithm
+from keel.data.federated import Examples, FederatedData, Partition
 from keel.engines import Problem, choose, cohort, find_device, make_engine, serial
 from keel.engines.base import RoundWork
 from keel.models import build
-from keel.task import Task, per_example_cross_entropy
+from keel.rounds import Training
+from keel.runs.spec import make_spec
+from keel.task import Task, make_task, per_example_cross_entropy
 from tests.conftest import small_network, uneven_data, uneven_training
 from tests.contract.test_contract import every_algorithm
 
@@ -57,3 +60,30 @@ def test_on_an_accelerator_plain_convolution_nets_are_batched_too() -> None:
     assert chosen(build("lenet", (3, 32, 32), 10, {})) == "cohort"
     assert chosen(small_network()) == "cohort"
     assert chosen(build("char_lstm", (80,), 90, {})) == "serial"
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+def test_convolution_nets_that_are_batched_do_what_they_do_alone(name: str) -> None:
+    torch.manual_seed(0)
+    examples = Examples(torch.randn(60, 3, 32, 32), torch.arange(60) % 10)
+    data = FederatedData("images", examples, examples, Partition.of([np.arange(36), np.arange(36, 60)]), 10)
+    module, ended = build(name, (3, 32, 32), 10, {}), []
+    for engine in ("serial", "cohort"):
+        spec = make_spec(
+            {
+                "rounds": 1,
+                "local": {"epochs": 1, "batch": 16, "lr": 0.01},  # 16, 16 and 4; 16 and 8: with spectra and without
+                "participation": {"rate": 1.0},
+                "engine": {"name": engine},
+                "data": {"name": "custom"},
+                "model": {"name": "custom"},
+                "evaluation": {"every": 1, "last": 1},
+            }
+        )
+        training = Training(spec, make_task(spec, module=module, data=data))
+        position = training.start()
+        training.run(position, [])
+        ended.append(position.server["theta"])
+    moved = (ended[0] - training.initial).norm()
+    assert moved > 0
+    assert (ended[0] - ended[1]).norm() < 5e-3 * moved  # rounding, and where it turns a ReLU over

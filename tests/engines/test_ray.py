@@ -95,7 +95,7 @@ def training_of(module: nn.Module, name: str, data: Any = None, **tables: Any) -
             "participation": {"rate": 1.0},
             "data": {"name": "custom"},
             "model": {"name": "custom"},
-            "engine": {"name": name, "workers": 2},
+            "engine": {"name": name, "workers": None if name == "serial" else 2},
             **tables,
         }
     )

@@ -8,7 +8,7 @@ import pytest
 
 from keel.algorithms import REGISTRY
 from keel.errors import KeelError
-from keel.paper.price import listing, listing_lines
+from keel.paper.price import listing, listing_lines, priced, priced_sheets
 from keel.paper.printed import tables
 from keel.paper.recipes import SCALES, find, items
 from keel.paper.references import GRIDS, RATES
@@ -47,7 +47,7 @@ def test_every_table_and_figure_runs_at_smoke_scale(name: str, shelf: Path, keel
     if item.kind == "figure":
         assert files["figure.svg"].read_text().startswith("<svg")
         assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
-        assert "http" not in files["figure.html"].read_text().split("<script")[0]
+        assert 'src="http' not in files["figure.html"].read_text()
 
 
 def test_the_list_tells_what_is_there_and_what_is_missing(
@@ -126,17 +126,68 @@ def test_searches_are_priced_and_what_nobody_has_measured_makes_it_at_least(tmp_
     smoke = rows["mnist"]["smoke"]
     assert (smoke["runs"], smoke["searched"], smoke["rounds"]) == (1, 16, 17 * 6)
     assert smoke["seconds"] == pytest.approx(17 * 6 * 0.01)
-    both = rows["controlled-cifar10"]["paper"]
-    assert both["unmeasured"] == 2 * 13 * 5
-    assert both["seconds"] == pytest.approx(2 * 13 * 5 * 20000 * 4.0)
-    [line] = [line for line in listing_lines(listing(tmp_path), tmp_path) if "0 of 260 runs" in line]
-    assert "0 of 260 runs, at least" in line
+    curves = rows["curves"]["paper"]
+    assert curves["unmeasured"] == 6 * 5  # of Stack Overflow
+    assert curves["seconds"] == pytest.approx(2 * 15 * 5 * 10_000 * 11)
+    mnist = rows["mnist"]["desktop"]
+    assert mnist["searched"] == 20 * 8 * 2  # for both of its parts
+    assert mnist["rounds"] == 200 * 200 + mnist["searched"] * 100
+    lines = [line for _, line in listing_lines(listing(tmp_path), tmp_path)]
+    assert any(line.startswith("paper: 0 of 180 runs, at least") for line in lines)
+
+
+def test_models_that_the_paper_has_pretrained_are() -> None:
+    for part in [*find("large-scale").paper, *find("cost").paper, *find("centralized").paper]:
+        spec = part.specs(part.methods[0])[0]
+        own = spec.model.model_dump()
+        assert bool(own.get("pretrained")) == (spec.data.name in ("landmarks", "inaturalist")), part.title
 
 
 def test_guesses_are_marked(tmp_path: Path) -> None:
-    [sheet] = view(make(find("controlled-cifar10"), "paper", tmp_path)).sheets
-    names = {row[0] for row in sheet.rows}
-    assert {"AdaBest †", "FedADC †", "LocalGHBM †", "FedAvg", "FedHBM"} <= names
+    [sheet] = view(make(find("controlled-cifar10"), "paper", Shelf(tmp_path))).sheets
+    assert sheet.columns[1:3] == ["CIFAR-10, ResNet-20, non-IID", "paper"]
+    marked = {row[0] for row in sheet.rows if row[1].endswith(" †")}
+    assert {"AdaBest", "FedADC", "LocalGHBM"} <= marked
+    assert {"FedAvg", "FedHBM"} & marked == set()
+    [large] = view(make(find("large-scale"), "paper", Shelf(tmp_path))).sheets
+    ghbm = dict(zip(large.columns, next(row for row in large.rows if row[0] == "GHBM"), strict=True))
+    assert ghbm["GLDv2, MobileNetV2, C = 0.79 %"] == "not run †"
+    assert ghbm["Stack Overflow, C = 0.12 %"] == "not run"
+
+
+def test_what_is_missing_is_told_with_the_options_that_find_it(tmp_path: Path) -> None:
+    result = make(find("alpha"), "smoke", Shelf(tmp_path), seeds=3)
+    assert result["command"] == "keel paper run alpha --scale smoke --seeds 3"
+    told = view(result, " --out elsewhere").notes[-1]
+    assert told == "12 runs not there yet: keel paper run alpha --scale smoke --seeds 3 --out elsewhere"
+
+
+def test_a_label_has_its_fraction(tmp_path: Path) -> None:
+    rows = make(find("theory"), "paper", Shelf(tmp_path))["parts"][0]["rows"]
+    assert [row["label"] for row in rows] == ["GHBM", "GHBM (theory) lr=0.1 server.lr=0.8 beta=0.1"]
+
+
+def test_a_number_of_the_papers_is_a_name() -> None:
+    assert find("Table 2") is find("table 2") is find("controlled")
+    with pytest.raises(KeelError, match="'Table 20' is not known"):
+        find("Table 20")
+
+
+def test_what_was_chosen_at_the_edge_of_a_grid_is_told(shelf: Path) -> None:
+    result = make(find("mnist"), "smoke", Shelf(shelf))
+    [row] = result["parts"][0]["rows"]
+    at_edge = row["chosen"]["local.lr"] in (0.01, 0.3)
+    assert row["at_the_edge"] == (["local.lr"] if at_edge else [])
+    row |= {"at_the_edge": ["local.lr"], "chosen": {"local.lr": 0.3}}
+    assert any(
+        "edge of the grid, beyond which it may do better: FedHBM (lr 0.3)" in line for line in view(result).notes
+    )
+
+
+def test_a_dry_run_says_how_it_would_be_run(tmp_path: Path) -> None:
+    [sheet] = priced_sheets(priced(find("theory").smoke, tmp_path, None))
+    assert "rounds 6, data.clients 100, participation.rate 0.1, local.epochs 2, local.batch 8" in sheet.title
+    assert sheet.rows[0][-1] == "local.lr 0.5, server.lr 1.0, beta 0.9, tau period"
 
 
 def test_the_printed_numbers_are_of_methods_that_the_recipes_run() -> None:
@@ -193,17 +244,17 @@ def test_runs_that_ended_count_whoever_made_them_and_are_found_by_what_they_are(
 
 
 def test_what_has_not_been_run_is_said_to_be_so(tmp_path: Path, shelf: Path) -> None:
-    result = make(find("controlled"), "smoke", tmp_path)
+    result = make(find("controlled"), "smoke", Shelf(tmp_path))
     cells = [cell for row in view(result).sheets[0].rows for cell in row]
     assert "not run" in cells
     assert view(result).notes[-1] == "7 runs not there yet: keel paper run controlled --scale smoke"
-    some = make(find("controlled"), "smoke", shelf, seeds=2)
+    some = make(find("controlled"), "smoke", Shelf(shelf), seeds=2)
     assert some["parts"][0]["rows"][0]["runs"] == 1
     assert "(1 of 2 seeds)" in view(some).sheets[0].rows[0][1]
 
 
 def test_a_result_has_the_spec_the_surroundings_and_the_command(shelf: Path) -> None:
-    result = make(find("mnist"), "smoke", shelf)
+    result = make(find("mnist"), "smoke", Shelf(shelf))
     [part] = result["parts"]
     [row] = part["rows"]
     assert result["command"] == "keel paper run mnist --scale smoke"
@@ -215,7 +266,7 @@ def test_a_result_has_the_spec_the_surroundings_and_the_command(shelf: Path) -> 
 
 
 def test_a_field_on_the_axis_makes_columns_and_every_method_one_row(shelf: Path) -> None:
-    shown = view(make(find("alpha"), "smoke", shelf))
+    shown = view(make(find("alpha"), "smoke", Shelf(shelf)))
     [sheet] = shown.sheets
     assert sheet.columns == ["alpha", "0", "10000"]
     assert [row[0] for row in sheet.rows] == ["FedAvg", "FedHBM"]
@@ -235,7 +286,7 @@ def test_seeds_of_different_tasks_are_refused_by_name(shelf: Path, tmp_path: Pat
     known = json.loads((folder.path / "environment.json").read_text())
     (folder.path / "environment.json").write_text(json.dumps({**known, "examples_sha256": "others"}))
     with pytest.raises(KeelError, match=f"the seeds of FedAvg are not of one task: .*{folder.path.name}"):
-        make(find("curves"), "smoke", tmp_path, seeds=2)
+        make(find("curves"), "smoke", Shelf(tmp_path), seeds=2)
 
 
 def test_a_search_that_diverged_throughout_is_found_by_its_own_setting_alone(tmp_path: Path) -> None:
@@ -254,29 +305,40 @@ def test_a_search_that_diverged_throughout_is_found_by_its_own_setting_alone(tmp
 
 
 def test_costs_have_the_papers_beside_them(shelf: Path) -> None:
-    sheet = view(make(find("cost"), "smoke", shelf)).sheets[0]
-    assert sheet.columns == ["method", "share of rounds", "bytes", "Δ bytes", "paper: bytes", "paper: time"]
+    sheet = view(make(find("cost"), "smoke", Shelf(shelf))).sheets[0]
+    columns = ["method", "a round", "share of rounds", "bytes", "Δ bytes", "paper: bytes", "paper: time"]
+    assert sheet.columns == columns
     rows = {row[0]: row for row in sheet.rows}
-    assert rows["FedHBM"][4:] == ["5.2 GB ↓ 83.0 %", "00:22 ↓ 82.0 %"]
-    assert rows["SCAFFOLD"][4:] == ["40.8 GB ↑ 32.0 %", "01:23 ↓ 34.0 %"]
-    assert rows["FedAvg"][1] == "1.00"
+    assert rows["FedHBM"][5:] == ["5.2 GB ↓ 83.0 %", "00:22 ↓ 82.0 %"]
+    assert rows["SCAFFOLD"][5:] == ["40.8 GB ↑ 32.0 %", "01:23 ↓ 34.0 %"]
+    assert rows["FedAvg"][1:3] == ["1x", "1.00"]
+    assert [rows[name][1] for name in ("FedHBM", "GHBM", "SCAFFOLD")] == ["1x", "1.5x", "2x"]
+
+
+def test_who_never_gets_there_is_told(shelf: Path) -> None:
+    result = make(find("cost"), "smoke", Shelf(shelf))
+    for row in result["parts"][0]["rows"]:
+        row["rounds_to_target"] = None
+    shown = {row[0]: row[2] for row in view(result).sheets[0].rows}
+    assert (shown["FedAvg"], shown["FedHBM"]) == ("1.00", "never")
 
 
 def test_times_are_shown_and_ranked_where_runs_take_a_minute(shelf: Path) -> None:
-    result = make(find("cost"), "smoke", shelf)
+    result = make(find("cost"), "smoke", Shelf(shelf))
     assert any("Times are left out" in note for note in view(result).notes)
     for row in result["parts"][0]["rows"]:
         row["cost"] |= {"seconds": 60.0 * row["cost"]["share"]}
     sheet = view(result).sheets[0]
-    assert sheet.columns[5:7] == ["time", "Δ time"]
-    assert (0, 5) in sheet.places
+    assert sheet.columns[6:8] == ["time", "Δ time"]
+    assert (0, 6) in sheet.places
     assert not any("Times are left out" in note for note in view(result).notes)
 
 
 def test_the_papers_numbers_are_as_printed(tmp_path: Path) -> None:
-    shown = view(make(find("large-scale"), "paper", tmp_path))
+    shown = view(make(find("large-scale"), "paper", Shelf(tmp_path)))
     fedavg, scaffold = shown.sheets[0].rows[:2]
-    at = shown.sheets[0].columns.index("paper: inaturalist-mobilenet-50")
+    at = shown.sheets[0].columns.index("iNaturalist, MobileNetV2, C = 0.5 %") + 1
+    assert shown.sheets[0].columns[at] == "paper"
     assert (fedavg[at], scaffold[at]) == ("45.25 ± 0.1 %", "diverged")
     records = {(r["part"], r["method"]): r for r in shown.records}
     assert records["iNaturalist, MobileNetV2, C = 0.5 %", "fedavg"]["paper_mean"] == "45.25"

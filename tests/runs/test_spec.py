@@ -29,6 +29,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rounds": "many"}, "rounds: input should be a valid integer, not 'many'"),
     ({"rounds": 0}, "rounds: input should be greater than or equal to 1, not 0"),
     ({"rounds": True}, "rounds: input should be a valid integer, not True"),
+    ({"evaluation": {"drift": "maybe"}}, "evaluation.drift: should be true or false, not 'maybe'"),
     ({"seed": -1}, "seed: input should be greater than or equal to 0, not -1"),
     ({"participation": {"rate": 0.0}}, "participation.rate: input should be greater than 0, not 0.0"),
     ({"participation": {"rate": 1.5}}, "participation.rate: input should be less than or equal to 1, not 1.5"),

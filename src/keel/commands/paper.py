@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The paper's tables and figures, by name.")
 
+HERE = Path("runs/paper")
 Out = Annotated[Path, typer.Option(help="Where runs and renderings go; runs that are there are used.")]
 
 
@@ -25,11 +27,13 @@ class Scale(StrEnum):
 
 
 @app.command("list")
-def paper_list(out: Out = Path("runs/paper"), as_json: AsJson = False) -> None:
+def paper_list(out: Out = HERE, as_json: AsJson = False) -> None:
     """List the tables and figures: what they show, what they cost, what is there.
 
     Example: keel paper list
     """
+    from rich.padding import Padding
+
     from keel.paper.price import listing, listing_lines
     from keel.terminal import console
 
@@ -37,15 +41,18 @@ def paper_list(out: Out = Path("runs/paper"), as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    for line in listing_lines(rows, out):
-        console.print(line, soft_wrap=True)
+    for indent, line in listing_lines(rows, out):
+        if console.is_terminal:
+            console.print(Padding(line, (0, 0, 0, indent)))
+        else:
+            console.print(" " * indent + line, soft_wrap=True)
 
 
 @app.command("run")
 def paper_run(
-    name: Annotated[str, typer.Argument(help="A table or figure that keel paper list names.")],
+    name: Annotated[str, typer.Argument(help="A table or figure that keel paper list names, or its number.")],
     scale: Annotated[Scale, typer.Option(help="The printed protocol, hours on two cores, or seconds.")] = Scale.smoke,
-    out: Out = Path("runs/paper"),
+    out: Out = HERE,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method, instead of the recipe's.")] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Run nothing: render what has ended.")] = False,
     dry_run: DryRun = False,
@@ -58,27 +65,28 @@ def paper_run(
     """
     from keel.paper.recipes import check_scale, find
     from keel.paper.results import make
+    from keel.paper.running import Shelf, run_parts
+    from keel.runs.room import check_place
 
     item = find(name)
     check_scale(item, scale.value)
+    check_place(out)
     if dry_run:
         _price(item.name, scale, out, seeds, as_json)
         return
     if not as_is:
-        from keel.paper.running import run_parts
-
         run_parts(item.parts(scale.value), out, seeds, quiet)
-    result = make(item, scale.value, out, seeds)
+    result = make(item, scale.value, Shelf(out), seeds)
 
-    from keel.paper.views import view, write
+    from keel.paper.views import title_of, view, write
     from keel.terminal import console
 
-    files = write(result, out / f"{name}-{scale}")
+    shown = view(result, "" if out == HERE else f" --out {quote(str(out))}")
+    files = write(result, shown, out / f"{item.name}-{scale}")
     if as_json:
         print_json(result)
         return
-    shown = view(result)
-    console.print(f"{item.number or 'Keel'}: {item.title} ({scale})\n", soft_wrap=True)
+    console.print(f"{title_of(result)}\n", soft_wrap=True)
     for sheet in shown.sheets:
         _print_sheet(sheet)
     for note in shown.notes:
@@ -87,7 +95,7 @@ def paper_run(
 
 
 def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool) -> None:
-    from keel.paper.price import priced, priced_sheet, priced_words
+    from keel.paper.price import priced, priced_sheets, priced_words
     from keel.paper.recipes import find
     from keel.terminal import console
 
@@ -95,7 +103,8 @@ def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool)
     if as_json:
         print_json(found)
         return
-    _print_sheet(priced_sheet(found))
+    for sheet in priced_sheets(found):
+        _print_sheet(sheet)
     console.print(priced_words(found), soft_wrap=True)
 
 
@@ -106,6 +115,6 @@ def _print_sheet(sheet: "Sheet") -> None:
 
     for piece in fitted(sheet, console.width) if console.is_terminal else [sheet]:
         if piece.title:
-            console.print(f"{piece.title}\n")
+            console.print(f"{piece.title}\n", soft_wrap=not console.is_terminal)
         print_table(terminal_table(piece))
         console.print()

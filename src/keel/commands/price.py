@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 def print_price(specs: list["Spec"], as_json: bool) -> None:
     """What runs would take together; those that differ in the seed alone are measured once."""
+    from shutil import disk_usage
+
     from keel.runs.price import price
     from keel.terminal import console, print_table
     from keel.units import duration, size
@@ -37,7 +39,10 @@ def print_price(specs: list["Spec"], as_json: bool) -> None:
     seconds = sum(len(group) * found.seconds for group, found in prices)
     disk = sum(len(group) * found.disk for group, found in prices)
     runs = f"{len(specs)} run" + "s" * (len(specs) > 1)
+    free = disk_usage(".").free
     console.print(
         f"\n{runs}: about {duration(seconds)} of computing on this machine, up to {size(disk)} on disk. "
         "RAM: besides the program and the data."
     )
+    if disk > free:
+        console.print(f"This does not fit: the disk has {size(free)} left.")

@@ -1,9 +1,11 @@
 """The shape of every federated data set: arrays that all clients share, and who holds which examples."""
 
+import mmap
+import sys
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import sha256
 from math import prod
+from tempfile import TemporaryFile
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +14,9 @@ from torch import Tensor
 
 from keel.data.preparation import AsStored, Preparation
 from keel.errors import KeelError
+
+LARGE = 2**23
+"""Bytes of a table from which on it lies in a file."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Examples:
 
     def __getitem__(self, indices: np.ndarray | Tensor) -> "Examples":
         """Some of them, gathered; targets as the losses want them, however small they are stored."""
-        indices = torch.as_tensor(indices)
+        indices = torch.tensor(indices) if isinstance(indices, np.ndarray) else indices
         targets = self.targets[indices]
         return Examples(self.inputs[indices], targets if targets.is_floating_point() else targets.long())
 
@@ -55,14 +60,19 @@ class Held:
 
 @dataclass(frozen=True)
 class Partition:
-    """Who holds what: client i holds the examples indices[offsets[i]:offsets[i + 1]]. No object per client."""
+    """Who holds what: client i holds the examples indices[offsets[i]:offsets[i + 1]]. No object per client.
+
+    A large table of examples lies in a file below TMPDIR, and what was read of it is let go of: clients who do not take
+    part take no memory for what they hold.
+    """
 
     indices: np.ndarray
     offsets: np.ndarray
 
     def __post_init__(self) -> None:
-        for name in ("indices", "offsets"):
-            object.__setattr__(self, name, _narrow(getattr(self, name)))
+        for name, table in (("indices", _resting(_narrow(self.indices))), ("offsets", _narrow(self.offsets).view())):
+            table.setflags(write=False)
+            object.__setattr__(self, name, table)
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             raise KeelError(f"data: client {empty[0]} has no examples; accepted: at least one for each client")
@@ -71,18 +81,30 @@ class Partition:
     def clients(self) -> int:
         return len(self.offsets) - 1
 
-    @cached_property
+    @property
     def sizes(self) -> np.ndarray:
+        """Of all clients, counted anew each time."""
         return np.diff(self.offsets)
 
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        return self.offsets[clients + 1] - self.offsets[clients]
+
     def __getitem__(self, client: int) -> np.ndarray:
-        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+        rows = self.indices[self.offsets[client] : self.offsets[client + 1]].copy()
+        self._let_go()
+        return rows
 
     def fingerprint(self) -> str:
         content = sha256()
         for table in (self.indices, self.offsets):
             content.update(np.ascontiguousarray(table).data)
+        self._let_go()
         return content.hexdigest()
+
+    def _let_go(self) -> None:
+        """Gives the pages that were read of a table in a file back to the system."""
+        if isinstance(self.indices.base, mmap.mmap):
+            self.indices.base.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
     def of(cls, parts: list[np.ndarray]) -> "Partition":
@@ -93,6 +115,20 @@ def _narrow(numbers: np.ndarray) -> np.ndarray:
     """In 32 bits where they fit: the tables of a million clients count."""
     fits = len(numbers) == 0 or numbers.max() <= np.iinfo(np.int32).max
     return numbers.astype(np.int32 if fits else np.int64, copy=False)
+
+
+def _resting(table: np.ndarray) -> np.ndarray:
+    """In a file without a name, if it is large and there is room."""
+    if table.nbytes < LARGE or sys.platform == "win32":  # which cannot let go of pages
+        return table.view()
+    try:
+        with TemporaryFile() as file:
+            file.write(np.ascontiguousarray(table).data)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError:  # no room, or no place: memory does as well
+        return table.view()
+    return np.ndarray(table.shape, table.dtype, buffer=mapped)
 
 
 @dataclass(frozen=True)

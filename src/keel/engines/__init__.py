@@ -16,6 +16,7 @@ from keel.engines.pool import Pool
 from keel.engines.ray import Ray
 from keel.engines.serial import Serial
 from keel.errors import KeelError
+from keel.models.fourier import FourierConv2d
 from keel.task import Task, per_example_cross_entropy
 
 FORKS = sys.platform == "linux"
@@ -25,7 +26,7 @@ COHORT_PARAMETERS = 200_000
 DEVICE_PARAMETERS = 5_000_000
 """Above this the same holds for an accelerator."""
 PLAIN = {nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d}
-PLAIN |= {nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
+PLAIN |= {FourierConv2d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
 """Layers that do the same whatever their values are."""
 
 

@@ -1,9 +1,9 @@
 """What an engine is: a way to run the clients of a round. It knows nothing of the algorithm it carries."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,30 @@ from keel.params import FlatModel
 from keel.task import Task
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
+
+
+class Each(Sequence[T]):
+    """Something for each number, as of each client, made when it is asked for: so a large cohort's memories are not
+    all in RAM at once."""
+
+    def __init__(self, numbers: Sequence[int], make: Callable[[int], T]):
+        self.numbers, self.make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[T]:  # a sequence's own would take an IndexError of `make` for the end
+        return map(self.make, self.numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Each[T]": ...
+    def __getitem__(self, at: int | slice) -> "T | Each[T]":
+        if isinstance(at, slice):
+            return Each(self.numbers[at], self.make)
+        return self.make(self.numbers[at])
 
 
 @dataclass(frozen=True)
@@ -24,9 +48,9 @@ class RoundWork:
 
     cohort: np.ndarray
     received: Message
-    memories: list[Memory]
+    memories: Sequence[Memory]
     ctx: Context
-    buffers: list[Tensor | None]
+    buffers: Sequence[Tensor | None]
 
     def groups(self, size: int) -> Iterator["RoundWork"]:
         """The round of so many clients after the other."""

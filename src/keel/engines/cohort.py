@@ -192,6 +192,7 @@ class Cohort(InProcess):
         flat = entries.reshape(-1)
         rows = self.data.train[plan.examples[flat]]
         inputs = self.data.prepare(rows.inputs, None if plan.choices is None else plan.choices[flat])
+        inputs = inputs.contiguous()  # not channels last, in which vmap cannot normalise groups
         return (
             inputs.view(*entries.shape, *inputs.shape[1:]).to(self.device),
             rows.targets.view(*entries.shape, *rows.targets.shape[1:]).to(self.device),

@@ -10,6 +10,7 @@ import signal
 import struct
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
@@ -198,7 +199,9 @@ class Pool(Simulated):
                 while due not in answered:
                     while (begun := len(slot_of)) < len(items) and free and (worker := self._idle()):
                         slot = slot_of[begun] = free.pop()
-                        worker.connection.send_bytes(ORDER.pack(what, slot) + _filled(shared.slots[slot], items[begun]))
+                        order = ORDER.pack(what, slot) + _filled(shared.slots[slot], items[begun])
+                        with _lost(worker):
+                            worker.connection.send_bytes(order)
                         worker.orders.append(begun)
                     answered |= self._answers()
                 yield shared.slots[slot_of[due]]
@@ -222,13 +225,8 @@ class Pool(Simulated):
         return answers
 
     def _answer(self, worker: Worker) -> None:
-        try:
+        with _lost(worker):
             answer = worker.connection.recv_bytes()
-        except (EOFError, ConnectionError):
-            worker.process.join()
-            raise OSError(
-                f"a worker process ended (exit code {worker.process.exitcode}); it may have run out of memory"
-            ) from None
         if answer != DONE:
             kind, _, reason = answer.decode().partition("\n")
             raise KeelError(reason) if kind == KeelError.__name__ else RuntimeError(f"in a worker process:\n{reason}")
@@ -243,26 +241,38 @@ def _work(connection: Connection, ends: Iterable[Connection], engine: Serial | C
             end.close()
     torch.set_num_threads(1)
     tune()
-    evaluator = engine.evaluator
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
             order = connection.recv_bytes()
-        except EOFError:
-            return
-        what, slot = ORDER.unpack_from(order)
-        items = np.frombuffer(order, np.int64, offset=ORDER.size)
-        answer = DONE
-        try:
-            if what == MEASURE:
-                evaluator.look_at(shared.theta, shared.buffers if shared.buffers.numel() else None)
-                shared.measured[items[0]] = evaluator.measure(items[0])
-            else:
-                _clients(what, items, shared, shared.slots[slot], engine)
-        except KeelError as error:
-            answer = f"{KeelError.__name__}\n{error}".encode()
-        except Exception:  # whatever it is, the parent raises it
-            answer = f"\n{format_exc()}".encode()
-        connection.send_bytes(answer)
+            connection.send_bytes(_answer_to(order, engine, shared))
+
+
+def _answer_to(order: bytes, engine: Serial | Cohort, shared: Shared) -> bytes:
+    what, slot = ORDER.unpack_from(order)
+    items = np.frombuffer(order, np.int64, offset=ORDER.size)
+    try:
+        if what == MEASURE:
+            engine.evaluator.look_at(shared.theta, shared.buffers if shared.buffers.numel() else None)
+            shared.measured[items[0]] = engine.evaluator.measure(items[0])
+        else:
+            _clients(what, items, shared, shared.slots[slot], engine)
+    except KeelError as error:
+        return f"{KeelError.__name__}\n{error}".encode()
+    except Exception:  # whatever it is, the parent raises it
+        return f"\n{format_exc()}".encode()
+    return DONE
+
+
+@contextmanager
+def _lost(worker: Worker) -> Iterator[None]:
+    """Says what has become of a worker that can no longer be reached."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        worker.process.join()
+        raise OSError(
+            f"a worker process ended (exit code {worker.process.exitcode}); it may have run out of memory"
+        ) from None
 
 
 def _clients(what: int, clients: np.ndarray, shared: Shared, slot: Slot, engine: Serial | Cohort) -> None:

@@ -23,7 +23,7 @@ from keel.client import ClientResult
 from keel.data.federated import Examples
 from keel.data.store import file_of
 from keel.engines.allocator import tune
-from keel.engines.base import Problem, RoundWork, Simulated
+from keel.engines.base import Each, Problem, RoundWork, Simulated
 from keel.engines.cluster import Cluster, load_ray, one_line
 from keel.engines.cohort import Cohort
 from keel.engines.serial import Serial
@@ -188,17 +188,25 @@ class Ray(Simulated):
 
     def _round(self, what: str, work: RoundWork) -> Iterator[list[Any]]:
         boxed = [self.cluster.ray.put((_arrays(work.received), work.ctx))]
-        orders = [
-            (boxed, part.cohort, list(map(_arrays, part.memories)), list(map(_array_or_none, part.buffers)))
-            for part in self._parts(work)
-        ]
-        return self._done(what, orders, WAITING // (len(orders[0][1]) * _bytes(work.received, work.memories[0])))
+        each = _bytes(work.received, work.memories[0])
+        parts = list(self._parts(work, each))
 
-    def _parts(self, work: RoundWork) -> Iterator[RoundWork]:
-        """The cohort in orders: several clients while many are left, one each in the end, so that no core waits."""
+        def order(number: int) -> tuple[Any, ...]:
+            part = parts[number]
+            return boxed, part.cohort, list(map(_arrays, part.memories)), list(map(_array_or_none, part.buffers))
+
+        orders = Each(range(len(parts)), order)
+        return self._done(what, orders, WAITING // (len(parts[0].cohort) * each))
+
+    def _parts(self, work: RoundWork, each: int) -> Iterator[RoundWork]:
+        """The cohort in orders: several clients while many are left, one each in the end, so that no core waits.
+
+        Clients have so many bytes each; where they are large, fewer go into an order.
+        """
         first, clients = 0, len(work.cohort)
+        most = min(MOST, WAITING // ((AHEAD + 1) * self.count * each))
         while first < clients:
-            size = max(self.engine.group, min(MOST, (clients - first) // (EACH * self.count)))
+            size = max(self.engine.group, min(most, (clients - first) // (EACH * self.count)))
             yield work.part(first, first + size)
             first += size
 

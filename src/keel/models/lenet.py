@@ -3,6 +3,7 @@
 from torch import nn
 
 from keel.errors import KeelError
+from keel.models.fourier import convolution
 from keel.models.shapes import image
 
 SMALLEST = 16
@@ -19,7 +20,7 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Conv2d(channels, 64, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Conv2d(64, 64, 5),
+        convolution(64, 64, 5, ((height - 4) // 2, (width - 4) // 2)),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),

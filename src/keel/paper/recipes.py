@@ -44,6 +44,8 @@ class Part(_Table):
     grid: str | None = None
     search: dict[str, Any] = {}
     """The setting of the search, where it is another than that of the runs."""
+    search_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Of the search, where they are fewer."""
     tuned: str = ""
     """How fields were chosen that are neither searched nor the defaults of the data set."""
 
@@ -52,7 +54,8 @@ class Part(_Table):
         if self.grid is None:
             return None
         name, own = _read(method)
-        table = override(merge(self.search or self.spec, {"algorithm": {"name": name}}), own)
+        fewer = {} if self.search_rounds is None else {"rounds": self.search_rounds}
+        table = override(merge(self.search or self.spec, fewer, {"algorithm": {"name": name}}), own)
         search = {"grid": self.grid, "seeds": SEARCH_SEEDS}
         return make_plan({**table, "search": search}, fixed=[field.partition("=")[0] for field in own])
 
@@ -71,8 +74,9 @@ class Part(_Table):
         if self.tuned or self.grid is None:
             return self.tuned or _read_recipes()["tuned"][self.spec.get("data", {}).get("name", "digits")]
         seeds = " and ".join(map(str, SEARCH_SEEDS))
+        rounds = "" if self.search_rounds is None else f", in runs of {self.search_rounds} rounds"
         found = f"Each method at its best of the grid {self.grid!r}, by the accuracy over the last rounds on held-out "
-        found += f"examples from seeds {seeds}, which are not reported."
+        found += f"examples{rounds} from seeds {seeds}, which are not reported."
         if self.search:
             return f"{found} They were searched in the non-IID setting, not anew here."
         return f"{found} They were searched at the first of the values, not anew for each." if self.over else found
@@ -128,9 +132,18 @@ def _read_recipes() -> dict[str, Any]:
 
 
 def find(name: str) -> Item:
-    if name not in items():
+    """The item of that name, or of that number in the paper."""
+    numbers = {item.number.lower(): item for item in items().values() if item.number}
+    if name not in items() and name.lower() not in numbers:
         raise unknown("paper", name, items())
-    return items()[name]
+    return items().get(name) or numbers[name.lower()]
+
+
+@cache
+def printed_title(printed: str) -> str:
+    """What a setting of the paper's is called, by where its numbers are in printed.toml."""
+    titles = (setting["title"] for setting in _read_recipes()["settings"].values() if setting.get("printed") == printed)
+    return next(titles, printed)
 
 
 def check_scale(item: Item, scale: Scale) -> None:

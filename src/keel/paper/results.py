@@ -14,9 +14,10 @@ from keel.errors import KeelError
 from keel.paper.printed import printed
 from keel.paper.recipes import Item, Part, Scale
 from keel.paper.references import MAKERS
-from keel.paper.running import Shelf, wanted
+from keel.paper.running import Shelf, fields_of, wanted
 from keel.reporting.comparison import Comparison, Method, compare
 from keel.runs.folder import RunFolder
+from keel.runs.search import Point
 from keel.runs.spec import Spec, flatten
 
 Result = dict[str, Any]
@@ -28,14 +29,13 @@ POINTS = 60
 SURROUNDINGS = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
 
 
-def make(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Result:
+def make(item: Item, scale: Scale, shelf: Shelf, seeds: int | None = None) -> Result:
     """The item with its numbers: of its parts what has ended of their runs (a row without one says so), or what
     needs no run.
     """
     if item.view in MAKERS:
         made = MAKERS[item.view](item, scale)
     else:
-        shelf = Shelf(out)
         made = {"parts": [_part(item, part, shelf, seeds) for part in item.parts(scale)]}
     return {
         "name": item.name,
@@ -46,7 +46,7 @@ def make(item: Item, scale: Scale, out: Path, seeds: int | None = None) -> Resul
         "against": item.against,
         "finds": item.finds,
         "scale": scale,
-        "command": f"keel paper run {item.name} --scale {scale}",
+        "command": f"keel paper run {item.name} --scale {scale}" + ("" if seeds is None else f" --seeds {seeds}"),
         **made,
     }
 
@@ -75,7 +75,7 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
             "printed": printed("accuracy", part.printed, specs[0].algorithm.name),
             "printed_cost": printed("cost", part.printed, specs[0].algorithm.name),
             **({"guessed": True} if part.guesses(specs[0]) else {}),
-            **({"chosen": asked.points[method]} if method in asked.points else {}),
+            **(_searched(part, method, asked.points[method]) if method in asked.points else {}),
             **({} if found is None else {name: told for name, told in found[1].items() if name != "label"}),
         }
         if found is not None and item.kind == "figure":
@@ -130,13 +130,22 @@ def _values(part: Part, spec: Spec) -> tuple[Any, ...]:
 
 def _label(method: str, spec: Spec) -> str:
     """The algorithm's name as people write it, with what sets this one apart."""
-    own = [field.rpartition(".")[2] for field in method.split()[1:] if field.startswith("algorithm.")]
+    own = [field.removeprefix("algorithm.").removeprefix("local.") for field in method.split()[1:]]
     return " ".join([spec.algorithm.title, *own])
+
+
+def _searched(part: Part, method: str, point: Point) -> Row:
+    """The fields that a search chose, and those of them that are the first or last of what it had to choose from."""
+    plan = part.plan(method)
+    assert plan is not None
+    ranges = {field: values for field, values in plan.axes.items() if isinstance(values, list) and len(values) > 2}
+    ends = [field for field, values in ranges.items() if point[field] in (min(values), max(values))]
+    return {"chosen": point, "at_the_edge": ends}
 
 
 def _settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
     """What all specs share, and what each has otherwise; without the seed."""
-    flat = [flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"})) for spec in specs]
+    flat = [fields_of(spec) for spec in specs]
     common = {k: v for k, v in flat[0].items() if all(other.get(k) == v for other in flat)} if flat else {}
     return common, [{k: v for k, v in one.items() if k not in common} for one in flat]
 
@@ -147,8 +156,8 @@ def _surroundings(folder: RunFolder) -> Row:
 
 
 def _curve(method: Method) -> Row:
-    """Accuracy over rounds, thinned: mean, lowest and highest over the seeds."""
-    kept = np.unique(np.linspace(0, len(method.rounds) - 1, min(len(method.rounds), POINTS)).round().astype(np.int64))
+    """Accuracy over rounds, thinned evenly: mean, lowest and highest over the seeds."""
+    kept = np.unique(np.searchsorted(method.rounds, np.linspace(method.rounds[0], method.rounds[-1], POINTS)))
     values = method.accuracy[:, kept]
     return {"rounds": method.rounds[kept].tolist(), **_bands(values)}
 

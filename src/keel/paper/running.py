@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from keel.data.catalog import CATALOG, load
 from keel.errors import KeelError
@@ -13,7 +14,7 @@ from keel.runs.batch import Job
 from keel.runs.comparing import run_jobs
 from keel.runs.folder import RunFolder
 from keel.runs.search import Plan, Point
-from keel.runs.spec import Spec
+from keel.runs.spec import Spec, flatten
 from keel.runs.sweep import run_sweep
 from keel.task import check_tasks
 
@@ -125,3 +126,8 @@ def _folders(path: Path) -> Iterable[RunFolder]:
 def key(spec: Spec) -> str:
     """What tells experiments apart."""
     return json.dumps(spec.experiment, sort_keys=True)
+
+
+def fields_of(spec: Spec) -> dict[str, Any]:
+    """Every field that says how a run is made, by its dotted name; without the seed."""
+    return flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"}))

@@ -1,17 +1,19 @@
 """A result as people read it: sheets, charts and the lines beneath. Computes nothing anew and reads no run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
 
+from keel.paper.recipes import printed_title
 from keel.paper.results import Result, Row
 from keel.reporting import charts
-from keel.reporting.tables import Places, Sheet, change, csv_of, latex, markdown, text_of
+from keel.reporting.tables import Places, Sheet, change, csv_of, latex, latex_note, markdown, text_of
 from keel.reporting.tables import accuracy as accuracy_of
 from keel.runs.folder import write_whole
 from keel.units import duration, size
@@ -20,6 +22,11 @@ WIDTH = 380
 """Of a panel."""
 THEIRS = ("paper: bytes", "paper: time")
 """Columns of the table of costs."""
+COSTS = (
+    "Until FedAvg's final accuracy, by the paper's three steps: the rounds until then as a share of all, and the bytes "
+    "and time of as many. A round: its bytes against FedAvg's. FedAvg pays for all its rounds, as in the paper, even "
+    "if it is there before the last; so does who never gets there."
+)
 SHOWN = 10
 """Curves of a panel at the most; then those of the best methods and of FedAvg."""
 
@@ -34,40 +41,49 @@ class View:
     records: list[Row] = field(default_factory=list)
 
 
-def view(result: Result) -> View:
-    """How a result is shown."""
+def view(result: Result, options: str = "") -> View:
+    """How a result is shown; `options` are those with which the command finds its runs."""
     if "columns" in result:
         return _plain(result)
     sheets = SHEETS[result["view"]]({**result, "parts": _begun(result["parts"])})
     panels = PANELS[result["view"]](result) if result["view"] in PANELS else []
-    return View(sheets, _notes(result), figure_of(panels) if panels else None, _records(result))
+    figure = figure_of(panels, title_of(result)) if panels else None
+    return View(sheets, _notes(result, options), figure, _records(result))
 
 
-def write(result: Result, folder: Path) -> list[Path]:
+def title_of(result: Result) -> str:
+    """A line above it."""
+    return f"{result['number'] or 'Keel'}: {result['title']} ({result['scale']})"
+
+
+def write(result: Result, shown: View, folder: Path) -> list[Path]:
     """The result and its renderings in a folder; their files."""
-    shown = view(result)
-    title = f"{result['number'] or 'Keel'}: {result['title']} ({result['scale']})"
+    title = title_of(result)
     texts = {
         "result.json": json.dumps(result, indent=1, ensure_ascii=False) + "\n",
         "table.txt": "\n\n".join([title, *map(text_of, shown.sheets), *shown.notes]) + "\n",
         "table.md": "\n\n".join([f"# {title}", *map(markdown, shown.sheets), *shown.notes]) + "\n",
-        "table.tex": "\n\n".join([f"% {title}", *map(latex, shown.sheets)]) + "\n",
+        "table.tex": "\n\n".join([f"% {title}", *map(latex, shown.sheets), *map(latex_note, shown.notes)]) + "\n",
         "table.csv": csv_of(shown.records),
     }
     contents = {name: text.encode() for name, text in texts.items()}
     if shown.figure is not None:
-        contents |= drawn(shown.figure)
+        contents |= drawn(shown.figure, shown.notes)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_whole(folder / name, [content])
     return [folder / name for name in contents]
 
 
-def drawn(figure: dict[str, Any]) -> dict[str, bytes]:
-    """A figure as HTML that opens offline, SVG and PNG."""
+def drawn(figure: dict[str, Any], notes: Sequence[str] = ()) -> dict[str, bytes]:
+    """A figure as HTML that opens offline with what explains it, SVG and PNG."""
     version = charts.VEGA_LITE
+    page = vl_convert.vegalite_to_html(figure, vl_version=version, bundle=True)
+    beneath = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    page = page.replace("<title>Chart</title>", f"<title>{escape(figure['title']['text'])}</title>")
+    page = page.replace("</body>", f'<div style="font: 14px sans-serif; max-width: 60em">{beneath}</div></body>')
     return {
-        "figure.html": vl_convert.vegalite_to_html(figure, vl_version=version, bundle=True).encode(),
+        "figure.html": page.encode(),
         "figure.svg": vl_convert.vegalite_to_svg(figure, vl_version=version).encode(),
         "figure.png": vl_convert.vegalite_to_png(figure, vl_version=version, scale=2),
     }
@@ -77,7 +93,7 @@ def _plain(result: Result) -> View:
     """One whose sheet came ready, without runs."""
     columns, rows = result["columns"], result["rows"]
     sheet = Sheet("", columns, rows, {})
-    figure = figure_of(result["panels"]) if "panels" in result else None
+    figure = figure_of(result["panels"], title_of(result)) if "panels" in result else None
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     return View([sheet], [*_finds(result), *result.get("notes", [])], figure, records)
 
@@ -92,17 +108,18 @@ def _accuracy(result: Result) -> list[Sheet]:
         return [Sheet("", [labels[0], "ours", "paper"], rows, {})]
     columns = ["method"]
     places: Places = {}
-    cells: dict[str, list[str]] = {row["label"]: [_name(row)] for part in parts for row in part["rows"]}
+    cells: dict[str, list[str]] = {label: [label] for label in labels}
     for part in parts:
         known = {row["label"]: row for row in part["rows"]}
         beside = any(row["printed"] for row in part["rows"])
-        columns += [part["title"], *([f"paper: {part['printed']}"] if beside else [])]
+        columns += [part["title"], *([_paper(part)] if beside else [])]
         ranks = _ranks(list(known.values()))
         for number, label in enumerate(labels):
             row = known.get(label)
             if row is not None and label in ranks:
                 places[number, len(cells[label])] = ranks[label]
-            cells[label] += [_ours(row), *([_theirs(row)] if beside else [])]
+            mark = " †" if row is not None and row.get("guessed") else ""
+            cells[label] += [_ours(row) + mark, *([_theirs(row)] if beside else [])]
     return [Sheet("", columns, list(cells.values()), places)]
 
 
@@ -111,25 +128,37 @@ def _cost(result: Result) -> list[Sheet]:
     sheets = []
     for part in result["parts"]:
         beside, timed = any(row["printed_cost"] for row in part["rows"]), _timed(part)
-        columns = ["method", "share of rounds", "bytes", "Δ bytes", *(["paper: bytes"] if beside else [])]
+        columns = ["method", "a round", "share of rounds", "bytes", "Δ bytes", *(["paper: bytes"] if beside else [])]
         columns += [*(["time", "Δ time"] if timed else []), *(["paper: time"] if beside else [])]
         rows = []
         for row in part["rows"]:
             known = {"method": _name(row), **dict(zip(THEIRS, row["printed_cost"] or ("-", "-"), strict=True))}
             if (cost := row.get("cost")) is not None:
-                known |= {"share of rounds": f"{cost['share']:.2f}"}
+                never = row["rounds_to_target"] is None and row["algorithm"] != "fedavg"
+                known |= {
+                    "a round": _overhead(part, row),
+                    "share of rounds": "never" if never else f"{cost['share']:.2f}",
+                }
                 known |= {"bytes": size(cost["bytes"]), "Δ bytes": change(cost["bytes_saved"])}
-                known |= {"time": duration(cost["seconds"]), "Δ time": change(cost["seconds_saved"])}
+                known |= {"time": duration(cost["seconds"]), "Δ time": change(cost["seconds_saved"])} if timed else {}
             rows.append([known.get(column, "-") for column in columns])
-        title = part["title"] + (f" (paper: {part['printed']})" if beside else "")
+        title = part["title"] + (f" ({_paper(part)})" if beside and _paper(part) != "paper" else "")
         sheets.append(Sheet(title, columns, rows, _cheapest(part["rows"], columns)))
     return sheets
 
 
+def _overhead(part: Row, row: Row) -> str:
+    """A round's bytes as a multiple of FedAvg's."""
+    base = next((each["cost"] for each in part["rows"] if each.get("cost") and each["algorithm"] == "fedavg"), None)
+    if base is None:
+        return "-"
+    return f"{row['cost']['bytes'] / row['cost']['share'] / base['bytes']:.2g}x"
+
+
 def _timed(part: Row) -> bool:
-    """Whether a part's times say something: runs of less than a minute tell how busy the machine was."""
+    """Whether a part's times say something: those of runs of less than a minute do not, and some are not kept."""
     costs = [row["cost"] for row in part["rows"] if row.get("cost")]
-    return all(cost["seconds"] / cost["share"] >= 60 for cost in costs)
+    return all(cost["seconds"] is not None and cost["seconds"] / cost["share"] >= 60 for cost in costs)
 
 
 def _against(result: Result) -> list[Sheet]:
@@ -199,7 +228,7 @@ def _over_values(result: Result) -> list[Panel]:
             label = row["label"] if row["values"] or at is None else row["label"].split()[0]
             mean, spread = row["accuracy_mean"], row["accuracy_std"] or 0.0
             for value in values if at is None else [at]:
-                band = {"low": mean - spread, "high": mean + spread}
+                band = {"low": max(0.0, mean - spread), "high": min(1.0, mean + spread)}
                 rows.append({"method": label, "x": value, "mean": mean} | (band if at is not None else {}))
         if rows:
             labels = list(dict.fromkeys(row["method"] for row in rows))
@@ -232,11 +261,12 @@ PANELS: dict[str, Callable[[Result], list[Panel]]] = {
 }
 
 
-def figure_of(panels: list[Panel]) -> dict[str, Any]:
+def figure_of(panels: list[Panel], title: str) -> dict[str, Any]:
     """The panels side by side, two in a row, as one chart with its data inside."""
     drawn_panels = [_with_data(_chart(panel), panel) for panel in panels]
     return {
         "$schema": alt.SCHEMA_URL,
+        "title": {"text": title, "offset": 12},
         "concat": drawn_panels,
         "columns": 2,
         "resolve": {"scale": {"color": "independent", "strokeDash": "independent", "x": "independent"}},
@@ -331,6 +361,12 @@ def _name(row: Row) -> str:
     return f"{row['label']} †" if row.get("guessed") else row["label"]
 
 
+def _paper(part: Row) -> str:
+    """The heading of the paper's numbers, with where they are from if that is not what the part is called."""
+    title = printed_title(part["printed"])
+    return "paper" if title == part["title"] else f"paper: {title}"
+
+
 def _begun(parts: list[Row]) -> list[Row]:
     """Those that have a run; all of them where none has."""
     return [part for part in parts if any(row["runs"] for row in part["rows"])] or parts
@@ -340,30 +376,52 @@ def _finds(result: Result) -> list[str]:
     return [f"The paper: {result['finds']}"] if result["finds"] else []
 
 
-def _notes(result: Result) -> list[str]:
+def _notes(result: Result, options: str) -> list[str]:
     """What was run, in a line for each part, how its fields were chosen, and what is missing."""
     lines = _finds(result)
+    if result["scale"] == "smoke":
+        lines.append("A check that it works: the numbers of runs this short mean nothing.")
+    if result["view"] == "cost":
+        lines.append(COSTS)
     for part in result["parts"]:
-        seeds = f"{part['seeds']} seed{'s' * (part['seeds'] > 1)}"
         begun = [row for row in part["rows"] if row["runs"]]
-        line = f"{part['title']}: {part['rounds']:,} rounds, {seeds}. {part['tuned']}"
+        line = f"{part['title']}: {_protocol(result, part)}. {part['tuned']}"
+        edges = [f"{row['label']} ({', '.join(fields)})" for row in begun if (fields := _edge(row))]
+        if edges:
+            line += f" Chosen at the edge of the grid, beyond which it may do better: {'; '.join(edges)}."
         guesses = [row["label"] for row in begun if part["grid"] and "chosen" not in row]
         if guesses:
             line += f" Not yet searched, and so shown at the defaults: {', '.join(guesses)}."
         if result["view"] == "cost" and begun and not _timed(part):
-            line += " Times are left out: its runs take less than a minute, and would tell how busy the machine was."
+            line += " Times are left out: they would tell how busy the machine was."
         lines.append(line if begun else f"{line} Not yet run.")
     if any(row.get("guessed") for part in result["parts"] for row in part["rows"]):
         lines.append("† The paper leaves some of its hyper-parameters open; docs/paper.md says what they are here.")
     missing = sum(row["wanted"] - row["runs"] for part in result["parts"] for row in part["rows"])
     if missing:
-        lines.append(f"{missing} run{'s' * (missing > 1)} not there yet: {result['command']}")
+        lines.append(f"{missing} run{'s' * (missing > 1)} not there yet: {result['command']}{options}")
     return lines
+
+
+def _protocol(result: Result, part: Row) -> str:
+    """Rounds and seeds, and what an accuracy is the mean of."""
+    centralized = all(row["method"] == "centralized" for row in part["rows"])
+    rounds, last = part["rounds"], part["spec"].get("evaluation.last")
+    words = f"{rounds:,} {'epochs' if centralized else 'rounds'}"
+    if result["view"] != "deviation" and last is not None:
+        words += f", accuracy over the last {min(last, rounds)}"
+    words += f", {part['seeds']} seed{'s' * (part['seeds'] > 1)}"
+    return words + (" (± their deviation)" if part["seeds"] > 1 and result["view"] != "deviation" else "")
+
+
+def _edge(row: Row) -> list[str]:
+    """Chosen fields that a search had at one end of its values."""
+    return [f"{field.rpartition('.')[2]} {row['chosen'][field]:g}" for field in row.get("at_the_edge", [])]
 
 
 def _records(result: Result) -> list[Row]:
     """A line for each row of each part: ours unrounded, the paper's as printed."""
-    left_out = ("curve", "deviation", "settings", "chosen", "values", "printed", "printed_cost")
+    left_out = ("curve", "deviation", "settings", "chosen", "at_the_edge", "values", "printed", "printed_cost")
     records = []
     for part in result["parts"]:
         for row in part["rows"]:

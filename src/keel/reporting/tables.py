@@ -190,11 +190,17 @@ def terminal_table(sheet: Sheet) -> Table:
 
 
 def fitted(sheet: Sheet, width: int) -> list[Sheet]:
-    """The sheet in as many pieces as a screen of that width needs, each with the first column."""
+    """The sheet in as many pieces as a screen of that width needs, each with the first column.
+
+    A column that is called "paper" stays beside the one before it, which it is the paper's number for.
+    """
     widths = [2 + max(map(len, column)) for column in zip(sheet.columns, *sheet.rows, strict=True)]
     groups: list[list[int]] = [[]]
-    for number, wide in enumerate(widths[1:], start=1):
-        if groups[-1] and widths[0] + sum(widths[i] for i in groups[-1]) + wide > width:
+    for number in range(1, len(widths)):
+        beside = sheet.columns[number + 1 : number + 2] == ["paper"]
+        wide = sum(widths[number : number + 1 + beside])
+        full = widths[0] + sum(widths[i] for i in groups[-1]) + wide > width
+        if groups[-1] and full and sheet.columns[number] != "paper":
             groups.append([])
         groups[-1].append(number)
     pieces: list[Sheet] = []
@@ -231,6 +237,11 @@ def latex(sheet: Sheet) -> str:
     lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
     lines += [" & ".join(row) + r" \\" for row in _marked(plain, {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"})]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def latex_note(text: str) -> str:
+    """A line beneath a table."""
+    return rf"\par\noindent\footnotesize {_tex(text)}"
 
 
 def csv_text(comparison: Comparison) -> str:

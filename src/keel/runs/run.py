@@ -23,7 +23,7 @@ from keel.errors import KeelError
 from keel.params import Loss, fingerprint, state_fingerprint
 from keel.rounds import Hook, Position, Record, Training
 from keel.runs.folder import RunFolder, environment
-from keel.runs.room import Room, check_room
+from keel.runs.room import CHECKPOINT_ROUNDS, Room, check_room
 from keel.runs.spec import CUSTOM, Spec, make_spec, read_spec, resolved_spec, split_of
 from keel.runs.tracking import check_trackers, tracked
 from keel.task import default_loss, make_task
@@ -78,8 +78,9 @@ def run(
     """Runs the experiment that `spec` describes (a Spec, a table, a TOML file) into a new folder.
 
     A model, data, algorithm or loss that is passed takes the place of the one the spec names. The model's
-    parameters as they are now are the initial ones. `announce` hears before anything is written what the run can take.
-    `stop` is asked after each round whether to leave it at that, as Ctrl-C does.
+    parameters as they are now are the initial ones. `announce` (print would do) hears what the run can take, in RAM
+    and on disk, before anything is written. `stop` is asked after each round whether to leave it at that, as Ctrl-C
+    does.
     """
     spec = _as_spec(spec, model, data, algorithm)
     check_trackers(spec.tracking)
@@ -244,7 +245,7 @@ def go(
 ) -> Run:
     """Runs what is left. With clients elsewhere each round is saved, for they count on the last one; Ctrl-C is then
     for who talks to them."""
-    due, remote = [monotonic() + CHECKPOINT_SECONDS], training.engine.remote
+    due, saved, remote = [monotonic() + CHECKPOINT_SECONDS], [position.round], training.engine.remote
     again = "the same flwr run goes on" if remote else f"keel resume {quote(str(folder.path))}"
 
     def keep(record: Record, position: Position, seconds: float) -> None:
@@ -254,9 +255,11 @@ def go(
                 f"before it is saved: {again}"
             )
         folder.append(record, seconds)
-        if (remote or monotonic() > due[0]) and not record.get("diverged"):
+        full = bool(position.memories) and position.round >= saved[0] + CHECKPOINT_ROUNDS
+        if (remote or full or monotonic() > due[0]) and not record.get("diverged"):
             began = monotonic()
             folder.save(position)
+            saved[0] = position.round
             due[0] = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
 
     try:

@@ -17,7 +17,7 @@ from keel.runs.search import make_plan
 from keel.runs.spec import Spec, defaults
 from tests.conftest import Called
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = ("make ", ". .venv/")  # CI runs make itself
