@@ -37,8 +37,8 @@ WAITING = 2**30
 """Bytes of results that may wait for an earlier one of the cohort; beyond it actors wait."""
 TRIES = 3
 """How often a group is lost with its actor, or actors with their start, before the run is given up."""
-ROOM_WITHIN, LOOK = 60.0, 1.0
-"""Seconds for a node to take an actor where none is at work, and between two looks, at which signals are heard."""
+ROOM_WITHIN, LOOK = 600.0, 1.0
+"""Seconds for a node to take an actor where none is at work (one that is started for it takes minutes), and between two looks, at which signals are heard."""
 
 Arrays = dict[str, Any]
 """Tensors as numpy's arrays, which Ray lays in memory that the processes of a node share."""
