@@ -1,6 +1,6 @@
 """Keeps what `keel paper run` gave at desktop scale, and writes docs/reproduction.md from it.
 
-    python tools/reproduction.py keep RUNS [NAME ...]   results/paper from the runs that have ended below RUNS
+    python tools/reproduction.py keep RUNS [NAME ...]   adds to results/paper the runs that have ended below RUNS
     python tools/reproduction.py write                  docs/reproduction.md from results/paper and reproduction.toml
 
 Every number of the page comes from results; the words that explain it, with places for numbers, from reproduction.toml.
@@ -10,13 +10,16 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
-from keel.paper.recipes import find, items
+from keel.paper.recipes import Part, find, items
 from keel.paper.results import Result, Row, make
-from keel.paper.running import Shelf
+from keel.paper.running import Shelf, wanted
 from keel.paper.views import drawn, view
+from keel.reporting.comparison import Spent, compare, cost
 from keel.reporting.tables import accuracy, change, markdown
+from keel.runs.folder import RunFolder
 from keel.units import size
 
 ROOT = Path(__file__).parents[1]
@@ -33,12 +36,66 @@ def keep(runs: Path, names: list[str]) -> None:
     shelf = Shelf(runs)
     for item in map(find, names or items()):
         result = _without_times(make(item, "desktop", shelf))
+        before = KEPT / f"{item.name}.json"
+        if "parts" in result and before.exists():
+            parts = {part["title"]: part for part in json.loads(before.read_text(encoding="utf-8"))["parts"]}
+            pairs = zip(result["parts"], item.parts("desktop"), strict=True)
+            result["parts"] = [_joined(made, parts.get(made["title"]), part, shelf) for made, part in pairs]
         if not any(row["runs"] for part in result.get("parts", []) for row in part["rows"]) and "columns" not in result:
             continue
         (KEPT / f"{item.name}.json").write_text(_text(result), encoding="utf-8")
         shown = view(result)
         if shown.figure is not None:
             (KEPT / f"{item.name}.svg").write_bytes(drawn(shown.figure)["figure.svg"])
+
+
+def _joined(made: Row, kept: Row | None, part: Part, shelf: Shelf) -> Row:
+    """A part in which methods that have more runs among those kept before stay as they were."""
+    if kept is None:
+        return made
+    before = {_key(row): row for row in kept["rows"]}
+    rows, own = [], set[str]()
+    for row in made["rows"]:
+        old, full = before.get(_key(row)), {**made["spec"], **row["settings"]}
+        if old is not None and old["runs"] > row["runs"]:
+            searched = old.get("chosen", {})
+            was = {**kept["spec"], **old["settings"]}
+            if {**full, **searched} != was:
+                changed = sorted(name for name in full | was if {**full, **searched}.get(name) != was.get(name))
+                raise SystemExit(f"{made['title']}: {row['label']} was kept with other {', '.join(changed)}")
+            row, full = old, was
+        elif row["runs"]:
+            own.add(_key(row))
+        rows.append({**row, "settings": full})
+    baseline = next((row for row in rows if row["method"] == "fedavg" and "cost" in row), None)
+    for number, row in enumerate(rows):
+        if baseline is not None and _key(row) in own and "cost" not in row:
+            specs = wanted(part, shelf).specs[row["method"]]
+            rows[number] = row | _priced([folder for spec in specs if (folder := shelf.find(spec))], baseline)
+    first = rows[0]["settings"]
+    common = {name: told for name, told in first.items() if all(row["settings"].get(name) == told for row in rows)}
+    for row in rows:
+        row["settings"] = {name: value for name, value in row["settings"].items() if name not in common}
+    environments = {repr(each): each for each in (*kept["environments"], *made["environments"])}
+    return {**made, "spec": common, "environments": list(environments.values()), "rows": rows}
+
+
+def _key(row: Row) -> str:
+    return repr((row["method"], row["values"]))
+
+
+def _priced(folders: list[RunFolder], baseline: Row) -> Row:
+    """What runs cost beside a baseline of which only the numbers are kept."""
+    compared = compare(folders, target=baseline["target"])
+    [method], [row] = compared.methods, compared.rows()
+    reached, whole = row["rounds_to_target"], Spent(method.budget.rounds, round(baseline["cost"]["bytes"]), 0.0)
+    saved = {}
+    if reached:
+        saved["rounds_saved"] = 1 - reached / baseline["rounds_to_target"]
+        saved["bytes_saved"] = 1 - row["bytes_to_target"] / baseline["bytes_to_target"]
+    times = {"seconds": None, "seconds_saved": None}
+    told = {name: row[name] for name in ("target", "rounds_to_target", "rounds_to_target_seeds", "bytes_to_target")}
+    return {**told, **saved, "cost": asdict(cost(reached, method.budget, whole)) | times}
 
 
 def _without_times(result: Result) -> Result:
