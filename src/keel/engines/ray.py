@@ -38,7 +38,10 @@ WAITING = 2**30
 TRIES = 3
 """How often a group is lost with its actor, or actors with their start, before the run is given up."""
 ROOM_WITHIN, LOOK = 600.0, 1.0
-"""Seconds for a node to take an actor where none is at work (one that is started for it takes minutes), and between two looks, at which signals are heard."""
+"""Seconds for a node to take an actor where none is at work, and between two looks, at which signals are heard.
+
+A node that has to be started first, or that is busy, takes minutes.
+"""
 
 Arrays = dict[str, Any]
 """Tensors as numpy's arrays, which Ray lays in memory that the processes of a node share."""
