@@ -24,7 +24,7 @@ from keel.task import Task, make_task
 
 torch.set_num_threads(1)
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}  # tests tell nobody
-os.environ["RAY_worker_niceness"] = "0"  # or its workers wait for minutes behind the tests that run beside them
+os.environ |= {"RAY_worker_niceness": "0"}  # or its workers wait for minutes behind the tests that run beside them
 settings.register_profile("keel", deadline=None, max_examples=60)
 settings.load_profile("keel")
 

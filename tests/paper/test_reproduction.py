@@ -4,12 +4,16 @@ import importlib.util
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from keel.paper.recipes import find, items
+from keel.reporting.comparison import compare
+from keel.runs.batch import read_runs
+from tests.conftest import Called
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +73,33 @@ def test_kept_results_have_command_spec_and_environment() -> None:
             assert part["environments"] or not any(row["runs"] for row in part["rows"])
         drawing = find(path.stem).kind == "figure"
         assert path.with_suffix(".svg").exists() == drawing
+
+
+def test_what_was_kept_stays_where_its_runs_are_gone(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "KEPT", tmp_path)
+    before = (ROOT / "results" / "paper" / "tau.json").read_text()
+    (tmp_path / "tau.json").write_text(before)
+    tool.keep(tmp_path / "no runs", ["tau"])
+    assert (tmp_path / "tau.json").read_text() == before
+    (tmp_path / "tau.json").write_text(before.replace('"local.batch": 64', '"local.batch": 32'))
+    with pytest.raises(SystemExit, match=r"MNIST, MLP, alpha = 0: FedAvg was kept with other local\.batch"):
+        tool.keep(tmp_path / "no runs", ["tau"])
+
+
+def test_a_run_is_priced_by_a_baseline_that_was_kept(
+    tool: ModuleType, keel: Callable[..., Called], tmp_path: Path
+) -> None:
+    asked = ["--methods", "fedavg,fedhbm", "--seeds", "2", "--rounds", "8", "--set", "evaluation.every=1"]
+    assert keel("compare", *asked, "--set", "evaluation.last=3", "--out", "runs", "--quiet").code == 0
+    folders = read_runs([tmp_path / "runs"])
+    baseline, expected = compare(folders).rows()
+    assert expected["rounds_to_target"] is not None
+    expected["cost"] |= {"seconds": None, "seconds_saved": None}
+    found = tool._priced([each for each in folders if each.table["algorithm"]["name"] == "fedhbm"], baseline)
+    assert found == {name: expected[name] for name in found}
+    assert {"cost", "bytes_saved", "rounds_to_target_seeds"} <= set(found)
 
 
 def test_what_has_not_been_run_is_named_on_the_page(
