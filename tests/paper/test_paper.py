@@ -10,7 +10,7 @@ from keel.algorithms import REGISTRY
 from keel.errors import KeelError
 from keel.paper.price import listing, listing_lines, priced, priced_sheets
 from keel.paper.printed import tables
-from keel.paper.recipes import SCALES, find, items
+from keel.paper.recipes import SCALES, find, items, seconds_of
 from keel.paper.references import GRIDS, RATES
 from keel.paper.results import make
 from keel.paper.running import Shelf, left, run_parts, wanted
@@ -102,6 +102,9 @@ def test_a_round_of_centralized_training_is_an_epoch() -> None:
     specs = [spec for part in parts for spec in part.specs("centralized")]
     assert {spec.data.name for spec in specs} >= {"cifar10", "cifar100", "shakespeare", "stackoverflow", "landmarks"}
     assert all((spec.local.epochs, spec.local.steps) == (1, None) for spec in specs)
+    asked = [make_spec({"rounds": 1, "algorithm": {"name": name}}) for name in ("fedavg", "centralized")]
+    federated, centralized = map(seconds_of, asked)
+    assert centralized == pytest.approx(20 * federated)  # which has a tenth of the clients, on two cores
 
 
 def test_clients_of_different_sizes_are_not_weighted_at_the_papers_scale() -> None:

@@ -123,7 +123,11 @@ def items() -> dict[str, Item]:
 def seconds_of(spec: Spec) -> float | None:
     """What a run takes on two cores of a desktop, roughly; None where nobody has measured."""
     known = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
-    return None if known is None else spec.rounds * known
+    if known is None:
+        return None
+    if spec.algorithm.name == "centralized":  # a round is an epoch over all data, on one of the cores
+        known *= 2 / spec.participation.rate
+    return spec.rounds * known
 
 
 @cache
