@@ -11,11 +11,12 @@ import re
 import sys
 import tomllib
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from keel.paper.recipes import Part, find, items
 from keel.paper.results import Result, Row, make
-from keel.paper.running import Shelf, wanted
+from keel.paper.running import Shelf, fields_of, wanted
 from keel.paper.views import drawn, view
 from keel.reporting.comparison import Spent, compare, cost
 from keel.reporting.tables import accuracy, change, markdown
@@ -70,14 +71,20 @@ def _joined(made: Row, kept: Row | None, part: Part, shelf: Shelf) -> Row:
     baseline = next((row for row in rows if row["method"] == "fedavg" and "cost" in row), None)
     for number, row in enumerate(rows):
         if baseline is not None and _key(row) in own and "cost" not in row:
-            specs = wanted(part, shelf).specs[row["method"]]
-            rows[number] = row | _priced([folder for spec in specs if (folder := shelf.find(spec))], baseline)
+            rows[number] = row | _priced(_ended(part, row, shelf), baseline)
     first = rows[0]["settings"]
     common = {name: told for name, told in first.items() if all(row["settings"].get(name) == told for row in rows)}
     for row in rows:
         row["settings"] = {name: value for name, value in row["settings"].items() if name not in common}
     environments = {repr(each): each for each in (*kept["environments"], *made["environments"])}
     return {**made, "spec": common, "environments": list(environments.values()), "rows": rows}
+
+
+def _ended(part: Part, row: Row, shelf: Shelf) -> list[RunFolder]:
+    """A row's runs that have ended."""
+    specs = wanted(part, shelf).specs[row["method"]]
+    own = [spec for spec in specs if row["values"].items() <= fields_of(spec).items()]
+    return [folder for spec in own if (folder := shelf.find(spec)) and folder.ended]
 
 
 def _key(row: Row) -> str:
@@ -200,8 +207,11 @@ def cheapest(results: dict[str, Result]) -> list[str]:
 
 def _spent(row: Row) -> str:
     seeds = [rounds for rounds in row["rounds_to_target_seeds"] if rounds is not None]
-    each = f", its seeds after {min(seeds)} to {max(seeds)} rounds" if len(seeds) > 1 else ""
-    return f"{row['label']}: {size(row['cost']['bytes'])} ({change(row['cost']['bytes_saved'])} against FedAvg{each})"
+    each = f", its seeds each after {min(seeds)} to {max(seeds)}" if len(seeds) > 1 else ""
+    reached = f", after {row['rounds_to_target']} rounds{each}" if row["rounds_to_target"] else ", never there"
+    return (
+        f"{row['label']}: {size(row['cost']['bytes'])} ({change(row['cost']['bytes_saved'])} against FedAvg{reached})"
+    )
 
 
 def facts(results: dict[str, Result]) -> dict[str, str]:
@@ -213,6 +223,10 @@ def facts(results: dict[str, Result]) -> dict[str, str]:
                 if row.get("accuracy_mean") is not None:
                     method = " ".join([row["method"], *map(str, row["values"].values())])
                     found[f"{name}.{number}.{method}"] = accuracy(row)
+                if "curve" in row:
+                    means = row["curve"]["mean"]
+                    most = max(abs(after - before) for before, after in pairwise(means))
+                    found[f"{name}.{number}.{row['method']} swing"] = f"{100 * most:.1f}"
                 for tau, told in row.get("deviation", {}).items():
                     found[f"{name}.{number}.tau={tau}"] = f"{told['second_half']:.2f}"
     for method, *losses in results.get("regression", {}).get("rows", []):

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,9 @@ from keel.paper.price import listing, listing_lines, priced, priced_sheets
 from keel.paper.printed import tables
 from keel.paper.recipes import SCALES, find, items, seconds_of
 from keel.paper.references import GRIDS, RATES
-from keel.paper.results import make
+from keel.paper.results import _deviation, make
 from keel.paper.running import Shelf, left, run_parts, wanted
-from keel.paper.views import view
+from keel.paper.views import figure_of, view
 from keel.runs.folder import RunFolder
 from keel.runs.spec import make_spec
 from tests.conftest import Called
@@ -131,12 +133,12 @@ def test_searches_are_priced_and_what_nobody_has_measured_makes_it_at_least(tmp_
     assert smoke["seconds"] == pytest.approx(17 * 6 * 0.01)
     curves = rows["curves"]["paper"]
     assert curves["unmeasured"] == 6 * 5  # of Stack Overflow
-    assert curves["seconds"] == pytest.approx(2 * 15 * 5 * 10_000 * 11)
+    assert curves["seconds"] == pytest.approx(2 * 10 * 5 * 10_000 * 11)
     mnist = rows["mnist"]["desktop"]
     assert mnist["searched"] == 20 * 8 * 2  # for both of its parts
     assert mnist["rounds"] == 200 * 200 + mnist["searched"] * 100
     lines = [line for _, line in listing_lines(listing(tmp_path), tmp_path)]
-    assert any(line.startswith("paper: 0 of 180 runs, at least") for line in lines)
+    assert any(line.startswith("paper: 0 of 130 runs, at least") for line in lines)
 
 
 def test_models_that_the_paper_has_pretrained_are() -> None:
@@ -150,8 +152,8 @@ def test_guesses_are_marked(tmp_path: Path) -> None:
     [sheet] = view(make(find("controlled-cifar10"), "paper", Shelf(tmp_path))).sheets
     assert sheet.columns[1:3] == ["CIFAR-10, ResNet-20, non-IID", "paper"]
     marked = {row[0] for row in sheet.rows if row[1].endswith(" †")}
-    assert {"AdaBest", "FedADC", "LocalGHBM"} <= marked
-    assert {"FedAvg", "FedHBM"} & marked == set()
+    assert {"AdaBest", "FedADC", "LocalGHBM tau_i=actual"} <= marked
+    assert {"FedAvg", "FedHBM tau_i=actual"} & marked == set()
     [large] = view(make(find("large-scale"), "paper", Shelf(tmp_path))).sheets
     ghbm = dict(zip(large.columns, next(row for row in large.rows if row[0] == "GHBM"), strict=True))
     assert ghbm["GLDv2, MobileNetV2, C = 0.79 %"] == "not run †"
@@ -305,6 +307,45 @@ def test_a_search_that_diverged_throughout_is_found_by_its_own_setting_alone(tmp
     other = part.model_copy(update={"spec": {**part.spec, "rounds": 7}}).plan("fedhbm")
     assert other is not None
     assert Shelf(tmp_path).point(other) is None
+
+
+def test_deviations_are_of_rounds_that_every_run_has() -> None:
+    def folder(rounds: int) -> Any:
+        told = [{"1": 4.0 / t, "3": 1.0} if t >= 3 else {"1": 4.0 / t} for t in range(1, rounds + 1)]
+        return SimpleNamespace(records=lambda: [{"round": t, "deviation": d} for t, d in enumerate(told, start=1)])
+
+    for folders in ([folder(8), folder(4)], [folder(4), folder(8)]):  # one of them diverged
+        found = _deviation(folders)
+        assert found["1"]["rounds"] == [1, 2, 3, 4]
+        assert found["1"]["second_half"] == pytest.approx((4 / 3 + 1) / 2)
+        assert found["3"]["rounds"] == [3, 4]
+
+
+def test_a_method_looks_the_same_in_all_panels() -> None:
+    def panel(*labels: str) -> dict[str, Any]:
+        return {"title": "", "form": "accuracy", "labels": list(labels), "rows": []}
+
+    first, second = figure_of([panel("FedAvg", "GHBM"), panel("GHBM", "FedHBM")], "")["concat"]
+    for channel in ("color", "strokeDash"):
+        scales = [panel["layer"][1]["encoding"][channel]["scale"] for panel in (first, second)]
+        one, other = (dict(zip(scale["domain"], map(str, scale["range"]), strict=True)) for scale in scales)
+        assert one["GHBM"] == other["GHBM"]
+        assert other["FedHBM"] not in one.values()
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, keel: Keel) -> None:
+    (tmp_path / "runs" / "odd").mkdir(parents=True)
+    (tmp_path / "runs" / "odd" / "spec.toml").write_text("rounds = 3\n")
+    called = keel("paper", "run", "tau", "--scale", "smoke", "--out", tmp_path)
+    assert called.code == 2
+    assert called.err.startswith(f"keel: '{tmp_path}/runs/odd/spec.toml': ")
+
+
+def test_at_the_papers_scale_tau_i_is_that_of_participation() -> None:
+    for item in items().values():
+        for part in item.paper:
+            for spec in (part.specs(method)[0] for method in part.methods):
+                assert getattr(spec.algorithm, "tau_i", "actual") == "actual", item.name
 
 
 def test_costs_have_the_papers_beside_them(shelf: Path) -> None:

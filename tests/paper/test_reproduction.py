@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from keel.paper.recipes import find, items
+from keel.paper.running import Shelf, run_parts
 from keel.reporting.comparison import compare
 from keel.runs.batch import read_runs
 from tests.conftest import Called
@@ -100,6 +101,17 @@ def test_a_run_is_priced_by_a_baseline_that_was_kept(
     found = tool._priced([each for each in folders if each.table["algorithm"]["name"] == "fedhbm"], baseline)
     assert found == {name: expected[name] for name in found}
     assert {"cost", "bytes_saved", "rounds_to_target_seeds"} <= set(found)
+
+
+def test_of_a_row_over_values_only_its_own_runs_that_have_ended_are_priced(tool: ModuleType, tmp_path: Path) -> None:
+    part = find("alpha").smoke[0]
+    run_parts([part.model_copy(update={"methods": ["fedhbm"]})], tmp_path, quiet=True)
+    shelf, spec = Shelf(tmp_path), part.specs("fedhbm")[1]
+    row = {"method": "fedhbm", "values": {"data.alpha": spec.data.alpha}}
+    [folder] = tool._ended(part, row, shelf)
+    assert folder.spec == spec
+    (folder.path / "summary.json").unlink()
+    assert tool._ended(part, row, shelf) == []
 
 
 def test_what_has_not_been_run_is_named_on_the_page(

@@ -11,7 +11,7 @@ from keel.network import Network
 from keel.randomness import draws
 from keel.reporting.comparison import Comparison, Spent, compare, cost
 from keel.reporting.page import write_report
-from keel.reporting.tables import change, csv_text, explanation, latex, markdown, results
+from keel.reporting.tables import change, csv_of, csv_text, explanation, latex, markdown, results
 from keel.runs.batch import read_runs
 from keel.runs.folder import RunFolder
 from keel.units import size
@@ -242,6 +242,10 @@ def test_csv_has_every_number(three: Comparison) -> None:
     assert [row["algorithm"] for row in rows] == [row["algorithm"] for row in three.rows()]
     assert float(rows[1]["accuracy_mean"]) == three.rows()[1]["accuracy_mean"]
     assert float(rows[1]["cost_bytes"]) == three.rows()[1]["cost"]["bytes"]
+
+
+def test_csv_has_a_dash_for_a_seed_that_never_got_there() -> None:
+    assert csv_of([{"seeds": [3, None]}]) == "seeds\n3 -\n"
 
 
 def test_the_baseline_reaches_its_own_final_accuracy_in_short_runs_too(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Ten clients hold 640 observations each of f(x) = 10 x^2 + 5 x - 1, from disjoint parts of [-10, 10]. A fifth of them
 takes part in a round, in a fixed order, with J = 2 full-batch steps. There all clients share one optimum; in the
-second case each client's curve is moved by its own amount, so that their optima really differ.
+second case each client's curve is moved by its own amount, so that their optima really differ, and in the third the
+gradient also has a smaller weight beside the momentum.
 """
 
 import numpy as np
@@ -15,22 +16,26 @@ from keel.runs.spec import make_spec
 from keel.task import make_task
 
 CLIENTS, EXAMPLES, STEPS, RATE = 10, 640, 2, 0.2
-LR, ALPHA = 0.1, 0.3
+LR = 0.1
 METHODS = {
-    "FedCM, C = 1": ({"name": "fedcm", "alpha": ALPHA}, 1.0),
-    "FedCM, C = 0.2": ({"name": "fedcm", "alpha": ALPHA}, RATE),
-    "GHBM tau = 1/C, C = 0.2": ({"name": "ghbm_theory", "beta": ALPHA}, RATE),
+    "FedCM, C = 1": ("fedcm", "alpha", 1.0),
+    "FedCM, C = 0.2": ("fedcm", "alpha", RATE),
+    "GHBM tau = 1/C, C = 0.2": ("ghbm_theory", "beta", RATE),
 }
-
-
-CASES = {"one optimum for all (the paper's case)": 0.0, "optima that differ": 1.0}
-"""How much the clients' curves differ."""
+"""Algorithm, what it calls the gradient's weight, and the share of clients in a round."""
+CASES = {
+    "one optimum for all (the paper's case)": (0.0, 0.3),
+    "optima that differ": (1.0, 0.3),
+    "optima that differ, weight 0.1": (1.0, 0.1),
+}
+"""How much the clients' curves differ, and the gradient's weight."""
 
 
 def losses(case: str, rounds: int) -> dict[str, list[float]]:
     """Of each method, the loss above its least value after each round."""
-    data = observations(CASES[case])
-    return {method: excess_losses(method, data, rounds) for method in METHODS}
+    differing, weight = CASES[case]
+    data = observations(differing)
+    return {method: excess_losses(method, data, weight, rounds) for method in METHODS}
 
 
 def observations(differing: float) -> FederatedData:
@@ -57,18 +62,18 @@ def least_loss(data: FederatedData) -> float:
     return float(((inputs @ best).squeeze(1) - targets).pow(2).mean())
 
 
-def excess_losses(method: str, data: FederatedData, rounds: int) -> list[float]:
+def excess_losses(method: str, data: FederatedData, weight: float, rounds: int) -> list[float]:
     """The loss over all clients' data above its least value, after each round."""
-    algorithm, rate = METHODS[method]
+    algorithm, weighs, rate = METHODS[method]
     spec = make_spec(
         {
             "rounds": rounds,
-            "algorithm": algorithm,
+            "algorithm": {"name": algorithm, weighs: weight},
             "data": {"name": "custom"},
             "model": {"name": "custom"},
             "local": {"steps": STEPS, "batch": EXAMPLES, "lr": LR},
             # FedCM's server moves by J l along its momentum; GHBM's theory version takes that as its own rate
-            "server": {"lr": STEPS * LR if algorithm["name"] == "ghbm_theory" else 1.0},
+            "server": {"lr": STEPS * LR if algorithm == "ghbm_theory" else 1.0},
             "participation": {"rate": rate, "sampler": "cyclic"},
             "evaluation": {"every": 1, "last": 1},
         }

@@ -163,13 +163,18 @@ def _curve(method: Method) -> Row:
 
 
 def _deviation(folders: list[RunFolder]) -> Row:
-    """For each tau over the rounds in which it was measured, in every run."""
+    """For each tau over the rounds in which it was measured in every run; one that diverged has fewer of them.
+
+    The second half is the same for all: of the rounds of the smallest tau, which is measured from the first one on.
+    """
     histories = [{r["round"]: r["deviation"] for r in folder.records() if "deviation" in r} for folder in folders]
+    shared = [t for t in histories[0] if all(t in history for history in histories)]
     found = {}
-    for tau in list(histories[0].values())[-1]:
-        rounds = [t for t, told in histories[0].items() if all(tau in h[t] for h in histories)]
+    for tau in dict.fromkeys(tau for t in shared for tau in histories[0][t]):
+        rounds = [t for t in shared if tau in histories[0][t]]
         values = np.array([[h[t][tau] for t in rounds] for h in histories], dtype=np.float64)
-        found[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(values[:, len(rounds) // 2 :].ravel())}
+        late = values[:, [t in shared[len(shared) // 2 :] for t in rounds]]
+        found[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(late.ravel()) if late.size else None}
     return found
 
 

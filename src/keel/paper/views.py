@@ -263,7 +263,8 @@ PANELS: dict[str, Callable[[Result], list[Panel]]] = {
 
 def figure_of(panels: list[Panel], title: str) -> dict[str, Any]:
     """The panels side by side, two in a row, as one chart with its data inside."""
-    drawn_panels = [_with_data(_chart(panel), panel) for panel in panels]
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.get("labels", [])))
+    drawn_panels = [_with_data(_chart(panel), panel, labels) for panel in panels]
     return {
         "$schema": alt.SCHEMA_URL,
         "title": {"text": title, "offset": 12},
@@ -288,13 +289,18 @@ def _chart(panel: Panel) -> alt.Chart | alt.LayerChart:
             return charts.who_took_part()
 
 
-def _with_data(chart: alt.Chart | alt.LayerChart, panel: Panel) -> dict[str, Any]:
-    """The chart with its own rows, as one of several in a picture."""
+def _with_data(chart: alt.Chart | alt.LayerChart, panel: Panel, labels: list[str]) -> dict[str, Any]:
+    """The chart with its own rows, as one of several in a picture, in which a method looks the same everywhere."""
+    looks: dict[str, list[Any]] = {"color": charts.colours(len(labels)), "strokeDash": charts.dashes(len(labels))}
     spec = chart.properties(width=WIDTH, height=260, title=panel["title"]).to_dict()
     for unwanted in ("$schema", "config", "datasets"):
         spec.pop(unwanted, None)
     for layer in spec.get("layer", []):
         layer.pop("data", None)
+        for channel, look in looks.items():
+            if channel in layer["encoding"]:
+                scale = layer["encoding"][channel]["scale"]
+                scale["range"] = [look[labels.index(label)] for label in scale["domain"]]
     return {**spec, "data": {"values": panel["rows"]}}
 
 
@@ -392,6 +398,8 @@ def _notes(result: Result, options: str) -> list[str]:
         guesses = [row["label"] for row in begun if part["grid"] and "chosen" not in row]
         if guesses:
             line += f" Not yet searched, and so shown at the defaults: {', '.join(guesses)}."
+        if result["view"] in ("curves", "against") and len(begun) > SHOWN:
+            line += f" Drawn are FedAvg and the best of the others, {SHOWN} in all."
         if result["view"] == "cost" and begun and not _timed(part):
             line += " Times are left out: they would tell how busy the machine was."
         lines.append(line if begun else f"{line} Not yet run.")

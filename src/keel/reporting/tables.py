@@ -250,7 +250,7 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def csv_of(records: Iterable[dict[str, Any]]) -> str:
-    """Records as lines; a table within one as columns, a list with spaces between its values."""
+    """Records as lines; a table within one as columns, a list with spaces between its values, "-" for none."""
     rows = [_flat(record) for record in records]
     text = StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
@@ -266,8 +266,10 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
             flat |= value
         elif isinstance(value, dict):
             flat |= {f"{name}_{key}": each for key, each in value.items()}
+        elif isinstance(value, list):
+            flat[name] = " ".join("-" if each is None else str(each) for each in value)
         else:
-            flat[name] = " ".join(map(str, value)) if isinstance(value, list) else value
+            flat[name] = value
     return flat
 
 

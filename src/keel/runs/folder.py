@@ -94,7 +94,10 @@ class RunFolder:
 
     @property
     def spec(self) -> Spec:
-        return resolved_spec(self.table)
+        try:
+            return resolved_spec(self.table)
+        except KeelError as error:
+            raise KeelError(f"{str(self.path / 'spec.toml')!r}: {error}") from None
 
     @property
     def engine(self) -> str:

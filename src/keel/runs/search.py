@@ -208,7 +208,8 @@ def _grid(name: str, base: Spec) -> dict[str, Axis]:
         name = suiting[0]
     if name not in known:
         raise unknown("search.grid", name, ["paper", *known])
-    methods, algorithm = known[name]["with"], base.algorithm.name
+    own, algorithm = known[name]["with"], base.algorithm.name
+    methods = known[own]["with"] if isinstance(own, str) else own
     if algorithm not in methods:
         raise KeelError(f"search.grid: {name!r} has no {algorithm!r}; accepted: {', '.join(methods)}")
     return {**known[name]["all"], **methods[algorithm]}
