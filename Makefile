@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint bench grid experiment scarce reproduction clean
+.PHONY: demo test browser coverage lint bench guard grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -27,6 +27,9 @@ lint: .venv/dev
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py
+
+guard: .venv/ready
+	$(BIN)/python benchmarks/rounds.py --guard
 
 grid: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_grid.toml

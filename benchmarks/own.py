@@ -5,6 +5,8 @@
 The limit is what the same local steps cost with nothing around them: one process per core, one thread each, the
 allocator tuned, channels_last, the model as published (published.py). `bare` is the same with Keel's version of the
 model, so that Keel's time over `bare` is what its engine adds, and `bare` over the limit what its version saves.
+`fedhbm` and `scaffold` are Keel with these in place of FedAvg. Each tells the peak of its own process' memory, and what
+is left of it after the rounds.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -28,10 +32,10 @@ from keel.runs.spec import make_spec
 from keel.task import make_task
 
 
-def keel(work: Workload) -> Callable[[], float]:
+def keel(work: Workload, algorithm: str = "fedavg") -> Callable[[], float]:
     spec = make_spec(
         {
-            "algorithm": {"name": work.algorithm},
+            "algorithm": {"name": algorithm},
             "rounds": work.rounds + 1,
             "local": {"steps": work.steps, "batch": work.batch, "lr": 0.01},
             "server": {"lr": 1.0},
@@ -130,6 +134,8 @@ def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, tar
 
 CONTENDERS: dict[str, Callable[[Workload], Callable[[], float]]] = {
     "keel": keel,
+    "fedhbm": partial(keel, algorithm="fedhbm"),
+    "scaffold": partial(keel, algorithm="scaffold"),
     "limit": limit,
     "bare": bare,
     "naive": naive,
@@ -145,7 +151,10 @@ def main() -> None:
     began = time.perf_counter()
     turn = CONTENDERS[arguments.contender](WORKLOADS[arguments.workload])
     start = time.perf_counter() - began
-    print(json.dumps({"seconds": turn(), "start": start}))
+    seconds = turn()
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    peak, rest = (int(lines[name].split()[0]) / 1000 for name in ("VmHWM", "VmRSS"))
+    print(json.dumps({"seconds": seconds, "start": start, "peak": peak, "rest": rest}))
 
 
 if __name__ == "__main__":

@@ -195,12 +195,12 @@ def cheapest(results: dict[str, Result]) -> list[str]:
     for part in results.get("cost", {}).get("parts", []):  # by Table 4's rule, by which FedAvg pays for all its rounds
         rows = [row for row in part["rows"] if row.get("cost") and row["algorithm"] != "fedavg"]
         if rows:
-            ordered = sorted(rows, key=lambda row: row["cost"]["bytes"])  # by the curve averaged over the seeds
-            place = next((i for i, row in enumerate(ordered, 1) if row["algorithm"] == "fedhbm"), None)
-            first = ordered[0]
-            words = f"the cheapest of {1 + len(ordered)} is {_spent(first)}"
-            if place is not None and place > 1:
-                words += f"; number {place} is {_spent(ordered[place - 1])}"
+            least = min(row["cost"]["bytes"] for row in rows)  # by the curve averaged over the seeds
+            firsts = [row for row in rows if row["cost"]["bytes"] == least]
+            words = f"the cheapest of {1 + len(rows)} is {', like '.join(map(_spent, firsts))}"
+            for ours in (row for row in rows if row["algorithm"] == "fedhbm" and row not in firsts):
+                cheaper = sum(row["cost"]["bytes"] < ours["cost"]["bytes"] for row in rows)
+                words += f"; {cheaper} are cheaper than {_spent(ours)}"
             lines.append(f"{part['title']}: {words}.")
     return lines
 
