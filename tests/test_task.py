@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keel import KeelError
+from keel.data.federated import Partition
 from keel.engines import FORKS, choose
+from keel.randomness import draws
 from keel.rounds import Training
 from keel.runs.spec import make_spec
-from keel.task import Task, make_task
+from keel.task import Task, hold_out, make_task
 from tests.conftest import small_network, uneven_data
 
 
@@ -153,6 +156,17 @@ def test_validation_takes_a_fifth_of_each_client_and_never_looks_at_the_test_set
     assert len(held.test) == 2 + 1 + 4
     kept = {tuple(row) for row in held.train[held.partition.indices].inputs.tolist()}
     assert not kept & {tuple(row) for row in held.test.inputs.tolist()}
+
+
+def test_a_validation_part_is_the_first_fifth_of_a_permutation_of_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = uneven_data(sizes=(10, 5, 4, 23))
+    stream = draws(7, "validation")
+    mine = [stream.permutation(data.partition[client]) for client in range(4)]
+    parts = [np.split(own, [len(own) // 5]) for own in mine]
+    monkeypatch.setattr(Partition, "__getitem__", None)  # a million clients are not looked up one by one
+    held = hold_out(data, seed=7)
+    assert torch.equal(held.test.inputs, data.train[np.concatenate([first for first, _ in parts])].inputs)
+    assert held.partition.indices.tolist() == np.concatenate([rest for _, rest in parts]).tolist()
 
 
 def test_validation_needs_clients_with_examples_to_spare() -> None:
