@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keel import KeelError
+from keel.data.federated import Partition
 from keel.engines import FORKS, choose
+from keel.randomness import draws
 from keel.rounds import Training
 from keel.runs.spec import make_spec
-from keel.task import Task, make_task
+from keel.task import Task, hold_out, make_task
 from tests.conftest import small_network, uneven_data
 
 
@@ -95,6 +98,45 @@ def test_cohort_refuses_what_it_cannot_run_as_one_program(module: nn.Module) -> 
     assert choose("auto", make_task(spec, module=module, data=uneven_data())) == ("pool" if FORKS else "serial")
 
 
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(2 * x)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "mime"])
+def test_hooks_are_part_of_the_model(algorithm: str) -> None:
+    """Twice the inputs are those of a module that doubles them, twice the slope is twice the learning rate."""
+
+    def end(module: nn.Module, lr: float = 0.1) -> Tensor:
+        spec = spec_of(algorithm={"name": algorithm}, local={"lr": lr}, engine={"workers": 2})
+        task = make_task(spec, module=module, data=uneven_data())
+        assert choose("auto", task) == ("pool" if FORKS else "serial")
+        return end_of(spec, task)
+
+    forward, backward, plain = small_network(), small_network(), nn.Sequential(small_network(), nn.Identity())
+    forward.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    backward[2].register_full_backward_pre_hook(lambda module, slopes: (2 * slopes[0],))
+    assert torch.equal(end(forward), end(Doubled()))
+    assert torch.equal(end(backward), end(plain, lr=0.2))
+
+
+def test_cohort_runs_forward_hooks_and_refuses_backward_hooks() -> None:
+    hooked = small_network()
+    hooked.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    ends = []
+    for engine in ("serial", "cohort"):
+        spec = spec_of(engine={"name": engine})
+        ends.append(end_of(spec, make_task(spec, module=hooked, data=uneven_data())))
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+    hooked[1].register_full_backward_hook(lambda module, before, after: (2 * before[0],))
+    with pytest.raises(KeelError, match="'cohort' cannot run backward hooks; accepted: 'serial'"):
+        Training(spec, make_task(spec, module=hooked, data=uneven_data()))
+
+
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     spec = make_spec({"rounds": 2, "model": {"hidden": [512, 512]}, "evaluation": {"last": 1}})
     before, ends = torch.get_num_threads(), []
@@ -114,6 +156,17 @@ def test_validation_takes_a_fifth_of_each_client_and_never_looks_at_the_test_set
     assert len(held.test) == 2 + 1 + 4
     kept = {tuple(row) for row in held.train[held.partition.indices].inputs.tolist()}
     assert not kept & {tuple(row) for row in held.test.inputs.tolist()}
+
+
+def test_a_validation_part_is_the_first_fifth_of_a_permutation_of_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = uneven_data(sizes=(10, 5, 4, 23))
+    stream = draws(7, "validation")
+    mine = [stream.permutation(data.partition[client]) for client in range(4)]
+    parts = [np.split(own, [len(own) // 5]) for own in mine]
+    monkeypatch.setattr(Partition, "__getitem__", None)  # a million clients are not looked up one by one
+    held = hold_out(data, seed=7)
+    assert torch.equal(held.test.inputs, data.train[np.concatenate([first for first, _ in parts])].inputs)
+    assert held.partition.indices.tolist() == np.concatenate([rest for _, rest in parts]).tolist()
 
 
 def test_validation_needs_clients_with_examples_to_spare() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -100,17 +101,18 @@ def load_data(spec: Spec) -> FederatedData:
 
 def hold_out(data: FederatedData, seed: int) -> FederatedData:
     """A fifth of each client's examples, to choose settings on in place of the test examples."""
-    kept, held = [], []
-    stream = draws(seed, "validation")
-    for client in range(data.partition.clients):
-        mine = stream.permutation(data.partition[client])
-        cut = int(len(mine) * VALIDATION_SHARE)
-        held.append(mine[:cut])
-        kept.append(mine[cut:])
-    chosen = np.concatenate(held)
+    partition, stream = data.partition, draws(seed, "validation")
+    shuffled = partition.indices.copy()
+    for first, end in pairwise(partition.offsets.tolist()):
+        stream.shuffle(shuffled[first:end])
+    cuts = (partition.sizes * VALIDATION_SHARE).astype(np.int64)
+    rank = np.arange(len(shuffled)) - np.repeat(partition.offsets[:-1], partition.sizes)
+    held = rank < np.repeat(cuts, partition.sizes)
+    chosen = shuffled[held]
     if len(chosen) == 0:
         raise KeelError("evaluation.on: no client has the five examples that a validation part needs; accepted: 'test'")
-    return replace(data, test=data.train[chosen], partition=Partition.of(kept), sha256=data.fingerprint())
+    kept = Partition(shuffled[~held], np.concatenate([[0], np.cumsum(partition.sizes - cuts)]))
+    return replace(data, test=data.train[chosen], partition=kept, sha256=data.fingerprint())
 
 
 def _tried(task: Task, spec: Spec) -> Task:

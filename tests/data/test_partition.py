@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keel import KeelError
 from keel.data import federated
 from keel.data.federated import Examples, Partition, Pool
-from keel.data.partition import by_key, deal_out, dirichlet, iid, one_class
+from keel.data.partition import by_key, deal_out, dirichlet, iid, one_class, only
 from keel.randomness import draws
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
@@ -100,6 +100,14 @@ def test_a_natural_key_gives_each_of_its_values_a_client(keys: list[str]) -> Non
     assert partition.clients == len(set(keys))
     for client, name in enumerate(sorted(set(keys))):
         assert [keys[i] for i in partition[client]] == [name] * keys.count(name)
+
+
+def test_chosen_clients_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Partition(np.array([7, 3, 5, 0, 1, 9, 8, 2]), np.array([0, 2, 3, 6, 8]))
+    monkeypatch.setattr(Partition, "__getitem__", None)  # a million clients are not looked up one by one
+    some = only(whole, np.array([2, 0]))
+    assert some.indices.tolist() == [0, 1, 9, 7, 3]
+    assert some.offsets.tolist() == [0, 3, 5]
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,12 @@ def test_what_is_not_a_plain_chain_is_left_to_vmap() -> None:
     tied[1].weight = tied[0].weight
     others = [nn.Sequential(twice, twice), tied, nn.Conv2d(1, 1, 1), nn.Sequential(nn.Flatten(0), nn.Linear(6, 3))]
     assert not any(map(is_chain, [*others, nn.Sequential(nn.Linear(6, 6), nn.Dropout())]))
+
+
+@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_a_chain_with_hooks_is_none(kind: str) -> None:
+    module = deepcopy(MODULES["nested"])
+    hook = getattr(module[1][0], f"register_{kind}")(lambda *_: None)
+    assert not is_chain(module)
+    hook.remove()
+    assert is_chain(module)

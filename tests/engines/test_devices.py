@@ -60,6 +60,9 @@ def test_on_an_accelerator_plain_convolution_nets_are_batched_too() -> None:
     assert chosen(build("lenet", (3, 32, 32), 10, {})) == "cohort"
     assert chosen(small_network()) == "cohort"
     assert chosen(build("char_lstm", (80,), 90, {})) == "serial"
+    hooked = small_network()
+    hooked.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    assert chosen(hooked) == "serial"
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet20"])

@@ -97,27 +97,37 @@ def test_a_memory_that_changes_its_form_is_refused() -> None:
         run.run(run.start(), [])
 
 
-class Late(keel.Algorithm):
-    """Sends more from the second round on."""
+class Varying(keel.Algorithm):
+    """Sends its clients a pull towards zero in every second round."""
 
-    name = "late"
-    title = "Late"
+    name = "varying"
+    title = "Varying"
     paper = "none"
 
     def broadcast(self, server: Any, ctx: Any) -> Any:
-        more = {"twice": 2 * server["theta"]} if ctx.round > 1 else {}
+        more = {"pull": 0.1 * server["theta"]} if ctx.round % 2 == 0 else {}
         return {**super().broadcast(server, ctx), **more}
 
+    def direction(self, w: Any, gradient: Any, received: Any, memory: Any, ctx: Any) -> Any:
+        return gradient(w) + received.get("pull", 0)
 
-def test_a_message_may_grow() -> None:
-    late = keel.hyperparameters(Late)()
+
+def test_a_message_may_grow_and_shrink() -> None:
+    varying = keel.hyperparameters(Varying)()
     ends = []
     for engine in ("serial", "pool"):
-        run = training(algorithm=late, engine={"name": engine})
+        run = training(algorithm=varying, engine={"name": engine, "workers": 2})
         position = run.start()
         run.run(position, [])
         ends.append(position.server["theta"])
     assert torch.equal(*ends)
+
+
+def test_a_first_phase_that_is_told_less_keeps_its_workers() -> None:
+    run = training(algorithm={"name": "mime"})
+    seen = []
+    run.run(run.start(), [lambda *_: seen.append([w.process for w in run.engine.workers])])  # type: ignore[attr-defined]
+    assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

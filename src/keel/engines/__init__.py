@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
-from keel.engines.batched import is_chain
+from keel.engines.batched import has_hooks, is_chain
 from keel.engines.cluster import Cluster
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
@@ -84,15 +84,16 @@ def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     """`name`, or for "auto": cohort for small models of plain layers, for the rest pool (serial where none can be).
 
     On an accelerator one small model cannot fill the device: there cohort is also for plain convolution nets. A
-    forward pass or a loss of the user's own may branch on its values, which a batched program cannot: there cohort
-    has to be asked for by name.
+    forward pass, a hook or a loss of the user's own may branch on its values, which a batched program cannot: there
+    cohort has to be asked for by name.
     """
     if name != "auto":
         return name
     parameters = sum(p.numel() for p in task.module.parameters())
     known_loss = task.loss is per_example_cross_entropy
     if device != CPU:
-        plain = all(type(part) in PLAIN for part in task.module.modules()) and not task.moving
+        known_parts = all(type(part) in PLAIN for part in task.module.modules())
+        plain = known_parts and not has_hooks(task.module) and not task.moving
         return "cohort" if known_loss and plain and parameters <= DEVICE_PARAMETERS else "serial"
     if known_loss and parameters <= COHORT_PARAMETERS and is_chain(task.module):
         return "cohort"

@@ -26,7 +26,13 @@ def is_chain(module: nn.Module) -> bool:
     parts = list(module.modules())
     known = all(type(part) in (nn.Sequential, nn.Flatten, nn.Linear, *BACKWARD) for part in parts)
     flat = all((part.start_dim, part.end_dim) == (1, -1) for part in parts if isinstance(part, nn.Flatten))
-    return known and flat and not _reused(module)
+    return known and flat and not _reused(module) and not has_hooks(module)
+
+
+def has_hooks(module: nn.Module, passes: tuple[str, ...] = ("forward", "backward")) -> bool:
+    """Whether a pass through a part does more than the part's class says."""
+    kinds = [f"_{each}{kind}" for each in passes for kind in ("_hooks", "_pre_hooks")]
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 class Chain:

@@ -21,7 +21,7 @@ from keel.algorithms.base import Context, Memory, Message
 from keel.algorithms.base import Path as LocalPath
 from keel.client import ClientResult, Seen, clipped, descend, moved
 from keel.engines.base import CPU, InProcess, Problem, RoundWork
-from keel.engines.batched import Chain, is_chain
+from keel.engines.batched import Chain, has_hooks, is_chain
 from keel.errors import KeelError
 from keel.task import per_example_cross_entropy
 
@@ -140,6 +140,8 @@ class Cohort(InProcess):
         if self.moving:
             changed = f"a buffer that training changes ({self.moving[0]})"
             raise KeelError(f"engine.name: 'cohort' cannot keep {changed}; accepted: 'serial'")
+        if has_hooks(self.model.module, passes=("backward",)):  # vmap would leave them out
+            raise KeelError("engine.name: 'cohort' cannot run backward hooks; accepted: 'serial'")
         plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
             self._gradients(2)(rows, *next(self._minibatches(plan, np.arange(2))))

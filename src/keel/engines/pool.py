@@ -133,7 +133,7 @@ class Pool(Simulated):
     def _hand_out(self, work: RoundWork, training: bool) -> Shared:
         """Puts the round and its message where the workers see them."""
         shared = self.shared
-        if shared is None or not _alike(shared.received, work.received) or training > bool(shared.slots[0].message):
+        if shared is None or not _suits(shared, work.received, training):
             self.close()
             shared = self.shared = self._start(work, training)
         shared.ctx.copy_(torch.tensor(astuple(work.ctx), dtype=torch.float64))
@@ -315,6 +315,15 @@ def _put(places: Message, row: int, values: Message) -> None:
         )
     for name, value in values.items():
         place[name].copy_(value)
+
+
+def _suits(shared: Shared, received: Message, training: bool) -> bool:
+    """Whether a message can take the place of the last one.
+
+    What is left over of that would be seen by those who train. A probe looks at theta alone, so there it may stay.
+    """
+    exact = bool(shared.slots[0].message) and shared.received.keys() == received.keys()
+    return _alike(shared.received, received) and (exact or not training)
 
 
 def _alike(place: Message, values: Message) -> bool:
