@@ -31,7 +31,7 @@ Minibatches = tuple[Tensor, Tensor, Tensor]
 
 
 GROUP = 32
-"""Clients that are one program, whatever the number of workers."""
+"""Clients that are one program at the most, whatever the number of workers."""
 GATHERED = 1 << 22
 """Numbers of inputs that are gathered at a time."""
 NARROW = 32
@@ -102,7 +102,7 @@ class Cohort(InProcess):
         left = np.argsort(-sizes, kind="stable")
         while len(left):
             widths = np.minimum(sizes[left], most)
-            together = widths[0] <= NARROW or self._compiled is not None  # whose forms are few, and padded to
+            together = widths[0] <= NARROW or self._compiled is not None  # compiled for few forms, and padded to them
             alike = (2 * widths >= widths[0]) | together
             yield left[alike].tolist()
             left = left[~alike]
@@ -220,7 +220,8 @@ class Cohort(InProcess):
             entries = starts[block][at_work][:, None] + np.where(real, places, 0)  # filled up with the first
             shares = torch.from_numpy((real / some).astype(np.float32)).to(self.device)
             parts = (*self._gather(plan, entries), shares)
-            yield from zip(*(torch.split(part, at_work.sum(1).tolist()) for part in parts), strict=True)
+            rows = at_work.sum(1).tolist()
+            yield from zip(*(torch.split(part, rows) for part in parts), strict=True)
 
     def _gather(self, plan: "Plan", entries: np.ndarray) -> tuple[Tensor, Tensor]:
         flat = entries.reshape(-1)
