@@ -6,7 +6,7 @@ rows at once. Agrees with `serial` to rounding.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -31,9 +31,11 @@ Minibatches = tuple[Tensor, Tensor, Tensor]
 
 
 GROUP = 32
-"""Clients that are one program, whatever the number of workers."""
+"""Clients that are one program at the most, whatever the number of workers."""
 GATHERED = 1 << 22
 """Numbers of inputs that are gathered at a time."""
+NARROW = 32
+"""Examples of a minibatch up to which padding costs less than a program of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,8 @@ class Plan:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each minibatch begins; after a client's last step, anywhere."""
-        ends = np.cumsum(self.sizes.reshape(-1)).reshape(self.sizes.shape)
-        return np.where(self.sizes > 0, ends - self.sizes, 0)
+        """Where each minibatch begins."""
+        return np.cumsum(self.sizes).reshape(self.sizes.shape) - self.sizes
 
 
 class Cohort(InProcess):
@@ -79,33 +80,49 @@ class Cohort(InProcess):
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for group in work.groups(self.group):
-            theta = work.received["theta"].to(self.device).expand(len(group.cohort), -1)
+            theta = work.received["theta"].to(self.device)
             for row in self._full_gradients(theta, group.cohort, work.ctx).to(CPU):
                 yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         work = replace(work, received=moved(work.received, self.device))
         for group in work.groups(self.group):
-            yield from self._train(group)
+            results: dict[int, ClientResult] = {}
+            for rows in self._programs(group.cohort, self.recipe.work.batch):
+                results.update(zip(rows, self._train(group.of(rows, group.ctx)), strict=True))
+            yield from (results[row] for row in range(len(group.cohort)))
+
+    def _programs(self, cohort: np.ndarray, most: int) -> Iterator[list[int]]:
+        """Which rows are one program, for minibatches of so many examples at the most.
+
+        In each the longest come first, so that those still at work are always the first rows and no client waits. What
+        a minibatch holds of a client is at least half of what it holds of any other, so that little is padding.
+        """
+        sizes = self.data.partition.sizes_of(cohort)
+        left = np.argsort(-sizes, kind="stable")
+        while len(left):
+            widths = np.minimum(sizes[left], most)
+            together = widths[0] <= NARROW or self._compiled is not None  # compiled for few forms, and padded to them
+            alike = (2 * widths >= widths[0]) | together
+            yield left[alike].tolist()
+            left = left[~alike]
 
     def _train(self, work: RoundWork) -> list[ClientResult]:
+        """The results of clients that come longest first, as one program."""
         algorithm, local = self.recipe.algorithm, self.recipe.work
         plan = self._plan(work)
-        steps = plan.steps
-        # Longest first, so that those still at work are always the first rows: no client waits or is padded.
-        order = np.argsort(-steps, kind="stable")
-        memory = moved(_stacked([work.memories[i] for i in order]), self.device)
-        column = torch.from_numpy(steps[order]).float()[:, None].to(self.device)
-        w = work.received["theta"].expand(len(order), -1).clone()
+        memory = moved(_stacked(work.memories), self.device)
+        column = torch.from_numpy(plan.steps).float()[:, None].to(self.device)
+        w = work.received["theta"].expand(len(work.cohort), -1).clone()
         start = w.clone()
         full = None
         if "full_gradient" in algorithm.observes:
-            full = self._full_gradients(start, work.cohort[order], work.ctx)
+            full = self._full_gradients(work.received["theta"], work.cohort, work.ctx)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
-        seen = Seen(w.new_zeros(len(order)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-        gradients_of = self._gradients(len(order))
+        seen = Seen(w.new_zeros(len(w)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
+        gradients_of = self._gradients(len(w))
         rows, moving, mine, ctx = w, velocity, memory, work.ctx.for_client(column)
-        for minibatches in self._minibatches(plan, order):
+        for minibatches in self._minibatches(plan):
             active = slice(len(minibatches[2]))
             if len(rows) > active.stop:  # some are done
                 rows, mine = w[active], {name: value[active] for name, value in memory.items()}
@@ -128,10 +145,10 @@ class Cohort(InProcess):
             ClientResult(
                 _row(message, row),
                 {name: value.clone() for name, value in _row(memory, row).items()},  # a view would keep all rows alive
-                int(steps[order[row]]),
+                steps,
                 losses[row],
             )
-            for row in np.argsort(order)
+            for row, steps in enumerate(plan.steps.tolist())
         ]
 
     def _try(self) -> None:
@@ -144,7 +161,7 @@ class Cohort(InProcess):
             raise KeelError("engine.name: 'cohort' cannot run backward hooks; accepted: 'serial'")
         plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
-            self._gradients(2)(rows, *next(self._minibatches(plan, np.arange(2))))
+            self._gradients(2)(rows, *next(self._minibatches(plan)))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
@@ -163,32 +180,48 @@ class Cohort(InProcess):
 
     def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
         """Each client's gradient over all its examples, some examples at a time."""
-        examples, choices = [], []
+        gradients = theta.new_empty(len(cohort), len(theta))
+        for rows in self._programs(cohort, self.recipe.chunk):
+            gradients[rows] = self._full_gradients_of(theta, cohort[rows], ctx)
+        return gradients
+
+    def _full_gradients_of(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
+        """Those of clients that come longest first, as one program."""
+        examples, choices, sizes, chunk = [], [], [], self.recipe.chunk
         for client in cohort.tolist():
-            examples.append(self.data.partition[client])
-            choices += self.recipe.choices([len(examples[-1])], "full preparation", ctx.round, client)
-        plan = Plan.of(examples, choices, [[len(mine)] for mine in examples])
-        (whole,) = self._minibatches(plan, np.arange(len(cohort)))
-        total, gradients_of = torch.zeros_like(theta), self._gradients(len(cohort))
-        for chunk in zip(*(torch.split(part, self.recipe.chunk, dim=1) for part in whole), strict=True):
-            total += gradients_of(theta, *chunk)[1]
+            examples.append(held := self.data.partition[client])
+            choices += self.recipe.choices([len(held)], "full preparation", ctx.round, client)
+            sizes.append([min(chunk, len(held) - first) for first in range(0, len(held), chunk)])
+        plan = Plan.of(examples, choices, sizes)
+        counts = torch.from_numpy(plan.sizes.sum(1, keepdims=True)).to(self.device)
+        rows = theta.expand(len(cohort), -1)
+        total, gradients_of = torch.zeros_like(rows), self._gradients(len(cohort))
+        for wide, (inputs, targets, shares) in zip(plan.sizes.max(0), self._minibatches(plan), strict=True):
+            active = len(shares)
+            if len(rows) > active:  # some are done
+                rows = rows[:active]
+            of_all = (shares[:, :wide] > 0) / counts[:active]
+            total[:active] += gradients_of(rows, inputs[:, :wide], targets[:, :wide], of_all)[1]
         return total
 
-    def _minibatches(self, plan: "Plan", order: np.ndarray) -> Iterator[Minibatches]:
-        """Each step's minibatches of the clients that are still at work, gathered for some steps at a time."""
-        sizes, starts = plan.sizes[order].T, plan.starts[order].T
-        active = (sizes > 0).sum(1).tolist()
-        places = np.arange(sizes.max())
-        at_once = max(1, GATHERED // (len(order) * len(places) * self._numbers))
+    def _minibatches(self, plan: "Plan") -> Iterator[Minibatches]:
+        """Each step's minibatches of the clients that are still at work, gathered for some steps at a time.
+
+        Clients come longest first.
+        """
+        sizes, starts = plan.sizes.T, plan.starts.T
+        at_once = max(1, GATHERED // (sizes.shape[1] * sizes.max() * self._numbers))
         for first in range(0, len(sizes), at_once):
             block = slice(first, first + at_once)
-            some = sizes[block, : active[first], None]
+            at_work = sizes[block] > 0
+            some = sizes[block][at_work][:, None]
+            places = np.arange(some.max())
             real = places < some
-            entries = starts[block, : active[first], None] + np.where(real, places, 0)  # filled up with the first
-            inputs, targets = self._gather(plan, entries)
-            shares = torch.from_numpy((real / np.maximum(1, some)).astype(np.float32)).to(self.device)
-            for step, rows in enumerate(active[block]):
-                yield inputs[step, :rows], targets[step, :rows], shares[step, :rows]
+            entries = starts[block][at_work][:, None] + np.where(real, places, 0)  # filled up with the first
+            shares = torch.from_numpy((real / some).astype(np.float32)).to(self.device)
+            parts = (*self._gather(plan, entries), shares)
+            rows = at_work.sum(1).tolist()
+            yield from zip(*(torch.split(part, rows) for part in parts), strict=True)
 
     def _gather(self, plan: "Plan", entries: np.ndarray) -> tuple[Tensor, Tensor]:
         flat = entries.reshape(-1)
@@ -250,5 +283,5 @@ def _row(tensors: Message, row: int) -> Message:
     return {name: value[row] if value.dim() == 2 else value for name, value in tensors.items()}
 
 
-def _stacked(memories: list[Memory]) -> Memory:
+def _stacked(memories: Sequence[Memory]) -> Memory:
     return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
