@@ -249,7 +249,8 @@ def _settings(results: dict[str, Result], *names: str) -> list[tuple[str, list[R
             rows = [row for row in part["rows"] if row["values"].get("data.alpha", part["spec"].get("data.alpha")) == 0]
             if rows:
                 task = part["spec"].get("data.name", ""), part["spec"].get("model.name", "")
-                found.setdefault(task, (f"{part['title']} (`{name}`)", rows))
+                rates = ", at the paper's rates" if part.get("printed") else ""
+                found.setdefault(task, (f"{part['title']}{rates} (`{name}`)", rows))
     return list(found.values())
 
 
