@@ -46,6 +46,7 @@ def test_every_table_and_figure_runs_at_smoke_scale(name: str, shelf: Path, keel
     assert files["table.tex"].read_text().count(r"\begin{tabular}") == len(
         view(json.loads(files["result.json"].read_text())).sheets
     )
+    assert files["table.tex"].read_text().isascii()
     if item.kind == "figure":
         assert files["figure.svg"].read_text().startswith("<svg")
         assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
@@ -190,7 +191,9 @@ def test_what_was_chosen_at_the_edge_of_a_grid_is_told(shelf: Path) -> None:
 
 
 def test_a_dry_run_says_how_it_would_be_run(tmp_path: Path) -> None:
-    [sheet] = priced_sheets(priced(find("theory").smoke, tmp_path, None))
+    told: list[str] = []
+    [sheet] = priced_sheets(priced(find("theory").smoke, tmp_path, None, told.append))
+    assert told == [f"digits, alpha = 0, 6 rounds: {method}" for method in ("ghbm", "ghbm_theory")]
     assert "rounds 6, data.clients 100, participation.rate 0.1, local.epochs 2, local.batch 8" in sheet.title
     assert sheet.rows[0][-1] == "local.lr 0.5, server.lr 1.0, beta 0.9, tau period"
 
@@ -319,6 +322,16 @@ def test_deviations_are_of_rounds_that_every_run_has() -> None:
         assert found["1"]["rounds"] == [1, 2, 3, 4]
         assert found["1"]["second_half"] == pytest.approx((4 / 3 + 1) / 2)
         assert found["3"]["rounds"] == [3, 4]
+
+
+def test_the_numbers_of_a_figure_are_in_its_csv(shelf: Path) -> None:
+    deviation = view(make(find("deviation"), "smoke", Shelf(shelf)))
+    shown = [[f"{record[f'deviation_tau_{tau}']:.2f}" for record in deviation.records] for tau in (1, 3)]
+    assert [row[1:] for row in deviation.sheets[0].rows] == shown
+    regression = view(make(find("regression"), "smoke", Shelf(shelf)))
+    assert "mean nothing" in regression.notes[1]
+    for row, record in zip(regression.sheets[0].rows, regression.records, strict=True):
+        assert row[1:] == [f"{value:.1e}" for name, value in record.items() if name != "method"]
 
 
 def test_a_method_looks_the_same_in_all_panels() -> None:

@@ -72,7 +72,7 @@ def paper_run(
     check_scale(item, scale.value)
     check_place(out)
     if dry_run:
-        _price(item.name, scale, out, seeds, as_json)
+        _price(item.name, scale, out, seeds, as_json, quiet)
         return
     if not as_is:
         run_parts(item.parts(scale.value), out, seeds, quiet)
@@ -94,12 +94,16 @@ def paper_run(
     console.print(f"\nFiles:  {', '.join(file.name for file in files)} in {files[0].parent}", soft_wrap=True)
 
 
-def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool) -> None:
+def _price(name: str, scale: Scale, out: Path, seeds: int | None, as_json: bool, quiet: bool) -> None:
     from keel.paper.price import priced, priced_sheets, priced_words
     from keel.paper.recipes import find
-    from keel.terminal import console
+    from keel.terminal import console, errors
 
-    found = priced(find(name).parts(scale.value), out, seeds)
+    def tell(what: str) -> None:
+        if not quiet:
+            errors.print(f"measuring {what}", soft_wrap=True)
+
+    found = priced(find(name).parts(scale.value), out, seeds, tell)
     if as_json:
         print_json(found)
         return

@@ -1,5 +1,6 @@
 """What a table or figure takes: how many of its runs are there, and what those that are missing would cost."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def listing(out: Path) -> list[Figures]:
             parts = item.parts(scale)
             if scale == "paper" and not item.number:
                 continue
-            scales[scale] = {**_counted(parts, shelf), "missing": missing_data(parts)}
+            missing = missing_data(parts)
+            scales[scale] = {**_counted(parts, shelf), "needs": list(missing), "missing": list(missing.values())}
         told = item.model_dump(include={"name", "kind", "number", "label", "title", "shows"})
         rows.append({**told, "scales": scales})
     return rows
@@ -52,8 +54,11 @@ def listing_lines(rows: list[Figures], out: Path) -> list[tuple[int, str]]:
     return [*lines, (0, ""), (0, told), *((0, f"Missing: {line}") for line in missing)]
 
 
-def priced(parts: list[Part], out: Path, seeds: int | None) -> list[Figures]:
-    """For each method of each part what its missing runs take, measured by a few clients' rounds."""
+def priced(parts: list[Part], out: Path, seeds: int | None, tell: Callable[[str], None]) -> list[Figures]:
+    """For each method of each part what its missing runs take, measured by a few clients' rounds.
+
+    It takes a while, so that each method is told before it is measured.
+    """
     shelf, known = Shelf(out), set[str]()
     rows = []
     for part in parts:
@@ -64,6 +69,7 @@ def priced(parts: list[Part], out: Path, seeds: int | None) -> list[Figures]:
             known |= searched.keys()  # two parts may share a search
             row: Figures = {"part": part.title, "method": method, "runs": len(missing), "searched": len(searched)}
             row["fields"] = fields_of(specs[0])
+            tell(f"{part.title}: {method}")
             row["times"] = sum(spec.rounds for spec in [*missing, *searched.values()]) / specs[0].rounds
             try:
                 row |= asdict(price(specs[0])) if row["times"] else {"seconds": 0.0}
@@ -145,11 +151,13 @@ def _searched(plan: Plan | None) -> list[Spec]:
 def _words(told: Figures) -> str:
     if not told["runs"]:
         return "no runs"
-    there = f"{told['there']} of {told['runs']} runs"
+    words = f"{told['there']} of {told['runs']} runs"
     if told["there"] == told["runs"] and not told["searched"]:
-        return there
+        return words
     if told["searched"]:
-        there += f" and {told['searched']} to search"
+        words += f" and {told['searched']} to search"
     if told["seconds"] is None:
-        return f"{there}, not measured"
-    return f"{there}, {'at least' if told['unmeasured'] else 'about'} {duration(told['seconds'])}"
+        words += ", not measured"
+    else:
+        words += f", {'at least' if told['unmeasured'] else 'about'} {duration(told['seconds'])}"
+    return words + (f"; without {', '.join(told['needs'])}, see below" if told["needs"] else "")

@@ -55,7 +55,7 @@ def rates(item: Item, scale: Scale) -> Made:
 def data(item: Item, scale: Scale) -> Made:
     """The splits counted from the files; where they are not there, what is missing."""
     columns = ["data set", "clients", "in a round", "classes", "examples each", "local steps", "times a client"]
-    rows, notes = [], []
+    rows, notes = [], ["The paper's data sets: --scale paper, which takes no runs."] if scale == "smoke" else []
     for part in item.parts(scale):
         try:
             rows.append([part.title, *counted(make_spec(part.spec))])
@@ -96,8 +96,9 @@ def hyperparameters(item: Item, scale: Scale) -> Made:
                 ours = _field(spec, field)
                 theirs = best.get(method, {}).get(field, best["all"].get(field))
                 searched = ", ".join(f"{value:g}" for value in values)
-                rows.append([column, method, field, searched, ours, "-" if theirs is None else f"{theirs:g}"])
-    return {"columns": ["setting", "method", "field", "searched", "default", "paper's best"], "rows": rows}
+                name = f"{column} {method} {field}"  # one column, which a narrow screen repeats beside the others
+                rows.append([name, searched, ours, "-" if theirs is None else f"{theirs:g}"])
+    return {"columns": ["setting, method, field", "searched", "default", "paper's best"], "rows": rows}
 
 
 def cyclic(item: Item, scale: Scale) -> Made:
@@ -120,7 +121,11 @@ def linear_regression(item: Item, scale: Scale) -> Made:
     panels = regression_panels(ROUNDS[scale])
     last = {panel["title"]: {row["method"]: row["mean"] for row in panel["rows"]} for panel in panels}
     rows = [[method, *(f"{losses[method]:.1e}" for losses in last.values())] for method in regression.METHODS]
-    return {"columns": [f"loss above its least, round {ROUNDS[scale]}", *last], "rows": rows, "panels": panels}
+    records = [
+        {"method": method, **{case: losses[method] for case, losses in last.items()}} for method in regression.METHODS
+    ]
+    columns = [f"loss above its least, round {ROUNDS[scale]}", *last]
+    return {"columns": columns, "rows": rows, "records": records, "panels": panels}
 
 
 def regression_panels(rounds: int) -> list[dict[str, Any]]:

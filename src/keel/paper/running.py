@@ -100,16 +100,16 @@ def run_parts(parts: list[Part], out: Path, seeds: int | None = None, quiet: boo
         run_jobs([shelf.job(spec) for spec in missing], quiet)
 
 
-def missing_data(parts: list[Part]) -> list[str]:
-    """Of the data sets that parts need, those whose files are not there, each in a line that says how to get them."""
+def missing_data(parts: list[Part]) -> dict[str, str]:
+    """Of the data sets that parts need, those whose files are not there, each with a line that says how to get them."""
     names = dict.fromkeys(part.spec.get("data", {}).get("name", "digits") for part in parts)
-    lines = []
+    lines = {}
     for name in names:
         if CATALOG[name].missing():
             try:
                 load(name, {})
             except KeelError as error:
-                lines.append(str(error))
+                lines[name] = str(error)
     return lines
 
 

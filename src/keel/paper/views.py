@@ -27,6 +27,7 @@ COSTS = (
     "and time of as many. A round: its bytes against FedAvg's. FedAvg pays for all its rounds, as in the paper, even "
     "if it is there before the last; so does who never gets there."
 )
+SMOKE = "A check that it works: the numbers of runs this short mean nothing."
 SHOWN = 10
 """Curves of a panel at the most; then those of the best methods and of FedAvg."""
 
@@ -94,8 +95,9 @@ def _plain(result: Result) -> View:
     columns, rows = result["columns"], result["rows"]
     sheet = Sheet("", columns, rows, {})
     figure = figure_of(result["panels"], title_of(result)) if "panels" in result else None
-    records = [dict(zip(columns, row, strict=True)) for row in rows]
-    return View([sheet], [*_finds(result), *result.get("notes", [])], figure, records)
+    records = result.get("records") or [dict(zip(columns, row, strict=True)) for row in rows]
+    smoke = [SMOKE] if result["scale"] == "smoke" and "records" in result else []
+    return View([sheet], [*_finds(result), *smoke, *result.get("notes", [])], figure, records)
 
 
 def _accuracy(result: Result) -> list[Sheet]:
@@ -348,6 +350,8 @@ def _number(value: float | None) -> str:
 
 def _ranks(rows: list[Row]) -> dict[str, int]:
     known = {row["label"]: row["accuracy_mean"] for row in rows if row.get("accuracy_mean") is not None}
+    if len(known) < 2:
+        return {}
     return {label: 1 + sum(other > value for other in known.values()) for label, value in known.items()}
 
 
@@ -386,7 +390,7 @@ def _notes(result: Result, options: str) -> list[str]:
     """What was run, in a line for each part, how its fields were chosen, and what is missing."""
     lines = _finds(result)
     if result["scale"] == "smoke":
-        lines.append("A check that it works: the numbers of runs this short mean nothing.")
+        lines.append(SMOKE)
     if result["view"] == "cost":
         lines.append(COSTS)
     for part in result["parts"]:
@@ -437,5 +441,7 @@ def _records(result: Result) -> list[Row]:
             bytes_, time = row["printed_cost"] or ("", "")
             own = {name: value for name, value in row.items() if name not in left_out}
             paper = {"paper_mean": mean, "paper_std": deviation, "paper_bytes": bytes_, "paper_time": time}
-            records.append({"part": part["title"], **row["values"], **own, **paper})
+            whose = {"paper_setting": printed_title(part["printed"])} if part["printed"] else {}
+            late = {f"deviation_tau_{tau}": told["second_half"] for tau, told in row.get("deviation", {}).items()}
+            records.append({"part": part["title"], **row["values"], **own, **late, **paper, **whose})
     return records

@@ -241,7 +241,7 @@ def latex(sheet: Sheet) -> str:
 
 def latex_note(text: str) -> str:
     """A line beneath a table."""
-    return rf"\par\noindent\footnotesize {_tex(text)}"
+    return rf"{{\par\noindent\footnotesize {_tex(text)}\par}}"
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -282,7 +282,8 @@ def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
 
 
 TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
-TEX |= {"Δ": r"$\Delta$", "†": r"\dag{}", "^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
+TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "ζ": r"$\zeta$", "²": "$^2$", "†": r"\dag{}"}
+TEX |= {"^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:
