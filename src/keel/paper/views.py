@@ -265,7 +265,8 @@ PANELS: dict[str, Callable[[Result], list[Panel]]] = {
 
 def figure_of(panels: list[Panel], title: str) -> dict[str, Any]:
     """The panels side by side, two in a row, as one chart with its data inside."""
-    labels = list(dict.fromkeys(label for panel in panels for label in panel.get("labels", [])))
+    fewest_first = sorted((panel.get("labels", []) for panel in panels), key=len)  # they get colours of their own
+    labels = list(dict.fromkeys(label for some in fewest_first for label in some))
     drawn_panels = [_with_data(_chart(panel), panel, labels) for panel in panels]
     return {
         "$schema": alt.SCHEMA_URL,
