@@ -36,8 +36,8 @@ GUARDS = {
     "shakespeare": {"keel of limit": 1.15},
     "clients": {"n=1,000,000 of n=1,000": 1.5},
 }
-"""What the seconds of one contender over those of another are not to exceed: half as much again as was measured where
-rounds take milliseconds, a fifth where they take seconds.
+"""What the seconds of one contender over those of another are not to exceed: well above what was measured on a
+quiet machine where rounds take milliseconds, a fifth above where they take seconds.
 """
 Turn = dict[str, float]
 
