@@ -5,8 +5,8 @@
 The limit is what the same local steps cost with nothing around them: one process per core, one thread each, the
 allocator tuned, channels_last, the model as published (published.py). `bare` is the same with Keel's version of the
 model, so that Keel's time over `bare` is what its engine adds, and `bare` over the limit what its version saves.
-`fedhbm` and `scaffold` are Keel with these in place of FedAvg. Each tells the peak of its own process' memory, and what
-is left of it after the rounds.
+`fedhbm` and `scaffold` are Keel with these in place of FedAvg, `compiled` is Keel with its program compiled. Each
+tells the peak of its own process' memory, and what is left of it after the rounds.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from keel.runs.spec import make_spec
 from keel.task import make_task
 
 
-def keel(work: Workload, algorithm: str = "fedavg") -> Callable[[], float]:
+def keel(work: Workload, algorithm: str = "fedavg", compile: bool = False) -> Callable[[], float]:
     spec = make_spec(
         {
             "algorithm": {"name": algorithm},
@@ -41,6 +41,7 @@ def keel(work: Workload, algorithm: str = "fedavg") -> Callable[[], float]:
             "server": {"lr": 1.0},
             "participation": {"rate": work.cohort / work.clients},
             "evaluation": {"every": 10**9, "last": 1},
+            "engine": {"compile": compile},
             "data": {"name": "custom"},
             "model": {"name": "custom"},
         }
@@ -53,7 +54,7 @@ def keel(work: Workload, algorithm: str = "fedavg") -> Callable[[], float]:
         training.run(
             training.start(), [lambda record, position, took: seconds.append(took)], lambda: len(seconds) > work.rounds
         )
-        return median(seconds[1:])  # in the first the workers start
+        return median(seconds[1:])  # in the first the workers start, or the compiler works
 
     return turn
 
@@ -136,6 +137,7 @@ CONTENDERS: dict[str, Callable[[Workload], Callable[[], float]]] = {
     "keel": keel,
     "fedhbm": partial(keel, algorithm="fedhbm"),
     "scaffold": partial(keel, algorithm="scaffold"),
+    "compiled": partial(keel, compile=True),
     "limit": limit,
     "bare": bare,
     "naive": naive,

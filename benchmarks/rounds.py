@@ -24,10 +24,11 @@ from workloads import COUNTS, WORKLOADS
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "performance.json"
 PLOT = HERE.parent / "docs" / "performance.svg"
-TURNS = 3
+TURNS = {True: 5, False: 3}
+"""Of a contender, by whether a round takes seconds: then a turn has few of them."""
 PATIENCE = 900.0
 """Seconds after which a contender is given up."""
-OWN = ("keel", "fedhbm", "scaffold", "limit", "bare", "naive")
+OWN = ("keel", "fedhbm", "scaffold", "compiled", "limit", "bare", "naive")
 GUARDS = {
     "digits": {"keel of limit": 0.4},
     "many": {"keel of limit": 0.4},
@@ -45,14 +46,13 @@ Turn = dict[str, float]
 def contenders(name: str, with_peers: bool) -> list[str]:
     if name == "clients":
         return list(COUNTS)
-    names = ["keel", *(["fedhbm", "scaffold"] if name == "lenet" else []), "limit"]
-    if name in ("lenet", "resnet20"):
-        names.append("bare")
     heavy = WORKLOADS[name].heavy
+    names = ["keel", *(["fedhbm", "scaffold"] if name == "lenet" else []), "limit"]
+    names += (["bare"] if name in ("lenet", "resnet20") else []) if heavy else ["compiled", "naive"]
     peers = {"flwr": ["flower"] if heavy else ["flower", "flower-legacy"]}
     peers["pfl"] = ["pfl-processes"] if heavy else ["pfl", "pfl-processes"]
     installed = [name for package, own in peers.items() if with_peers and find_spec(package) for name in own]
-    return [*names, *([] if heavy else ["naive"]), *installed]
+    return [*names, *installed]
 
 
 def turn(contender: str, workload: str) -> Turn:
@@ -99,7 +99,7 @@ def measure(name: str, with_peers: bool) -> dict[str, Any]:
     """For each contender the medians of its turns, and the seconds of each."""
     names = contenders(name, with_peers)
     turns: dict[str, list[Turn]] = {contender: [] for contender in names}
-    for _ in range(TURNS):
+    for _ in range(TURNS[name != "clients" and WORKLOADS[name].heavy]):
         for contender in names:
             turns[contender].append(turn(contender, name))
     return {contender: _medians(found) for contender, found in turns.items()}
@@ -132,7 +132,7 @@ def plot(rows: dict[str, Any]) -> None:
         for name, row in rows.items()
         if "pfl-processes" in row
         for contender in row
-        if contender not in ("limit", "bare", "fedhbm", "scaffold")
+        if contender not in ("limit", "bare", "fedhbm", "scaffold", "compiled")
     ]
     base = altair.Chart(altair.Data(values=points)).encode(
         x=altair.X("of the limit:Q", scale=altair.Scale(type="log"), title="round time, as a multiple of the limit"),

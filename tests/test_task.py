@@ -1,5 +1,6 @@
 """What does not fit together is said before the first round, and what is drawn is keyed."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keel import KeelError
-from keel.data.federated import Partition
+from keel.data.federated import Examples, Partition
 from keel.engines import FORKS, choose
 from keel.randomness import draws
 from keel.rounds import Training
@@ -135,6 +136,30 @@ def test_cohort_runs_forward_hooks_and_refuses_backward_hooks() -> None:
     hooked[1].register_full_backward_hook(lambda module, before, after: (2 * before[0],))
     with pytest.raises(KeelError, match="'cohort' cannot run backward hooks; accepted: 'serial'"):
         Training(spec, make_task(spec, module=hooked, data=uneven_data()))
+
+
+@pytest.mark.parametrize(
+    ("module", "layout", "expected"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), None, "channels_last"),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), "contiguous", "contiguous"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), None, "contiguous"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), "channels_last", "channels_last"),
+    ],
+)
+def test_images_lie_as_the_model_has_it_or_the_spec_says(module: nn.Module, layout: str | None, expected: str) -> None:
+    data = uneven_data()
+    images = data.train.inputs.repeat(1, 7)[:, :32].reshape(-1, 2, 4, 4)
+    data = replace(data, train=Examples(images, data.train.targets), test=Examples(images, data.train.targets))
+    task = make_task(spec_of(engine={"layout": layout} if layout else {}), module=module, data=data)
+    assert task.layout == expected
+    prepared = task.data.prepare(images)
+    assert prepared.is_contiguous(memory_format=torch.channels_last) == (expected == "channels_last")
+
+
+def test_what_is_no_image_has_no_channels() -> None:
+    with pytest.raises(KeelError, match=r"engine.layout: 'channels_last' is of images, .* accepted: 'contiguous'"):
+        make_task(spec_of(engine={"layout": "channels_last"}), module=small_network(), data=uneven_data())
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

@@ -16,7 +16,7 @@ from keel.buffers import moving_buffers
 from keel.data import catalog
 from keel.data.federated import FederatedData, Partition
 from keel.data.partition import deal_out
-from keel.data.preparation import ChannelsLast
+from keel.data.preparation import ChannelsLast, Layout
 from keel.errors import KeelError
 from keel.models.normalisation import group_norm
 from keel.params import FlatModel, Loss
@@ -28,12 +28,15 @@ VALIDATION_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, whoever learns it. `moving` names the model's buffers that training changes."""
+    """What is learned, whoever learns it. `moving` names the model's buffers that training changes, `layout` that of
+    images as they are prepared.
+    """
 
     module: nn.Module
     data: FederatedData
     loss: Loss
     moving: tuple[str, ...] = ()
+    layout: Layout = "contiguous"
 
 
 def make_task(
@@ -52,10 +55,22 @@ def make_task(
         module = group_norm(module)
     if loss is not None and not callable(loss):
         raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
-    if len(data.input_shape) == 3 and any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+    layout = spec.engine.layout or _fastest(data, module)
+    if layout == "channels_last":
+        if len(data.input_shape) != 3:
+            raise KeelError(
+                f"engine.layout: 'channels_last' is of images, but an example has the shape {tuple(data.input_shape)}; "
+                "accepted: 'contiguous'"
+            )
         data = replace(data, prepare=ChannelsLast(data.prepare))
-    task = Task(module, data, loss or default_loss(data))
+    task = Task(module, data, loss or default_loss(data), layout=layout)
     return _tried(task, spec) if data.here else task
+
+
+def _fastest(data: FederatedData, module: nn.Module) -> Layout:
+    """By what there is to compute, not by a clock."""
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    return "channels_last" if convolves and len(data.input_shape) == 3 else "contiguous"
 
 
 def check_tasks(specs: Iterable[Spec]) -> None:

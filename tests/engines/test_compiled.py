@@ -1,13 +1,17 @@
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import keel
 from keel import KeelError
 from keel.engines import at_once, cohort
+from keel.engines.cohort import GROUP
 from keel.rounds import Training
 from keel.runs.spec import make_spec
 from keel.task import make_task
@@ -26,7 +30,7 @@ class Own(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(inputs))))
 
 
-def trained(algorithm: str, compiled: bool, sizes: tuple[int, ...], rounds: int) -> torch.Tensor:
+def trained(algorithm: str, compiled: bool, sizes: tuple[int, ...], rounds: int, workers: int = 1) -> torch.Tensor:
     spec = make_spec(
         {
             "algorithm": {"name": algorithm},
@@ -34,7 +38,7 @@ def trained(algorithm: str, compiled: bool, sizes: tuple[int, ...], rounds: int)
             "local": {"batch": 4, "lr": 0.05},
             "server": {"lr": 0.5},
             "participation": {"rate": 0.5},
-            "engine": {"name": "cohort", "compile": compiled},
+            "engine": {"name": "cohort", "compile": compiled, "workers": workers},
             "data": {"name": "custom"},
             "model": {"name": "custom"},
         }
@@ -47,12 +51,18 @@ def trained(algorithm: str, compiled: bool, sizes: tuple[int, ...], rounds: int)
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "mime", "mimelitemom"])
 def test_unequal_clients_need_few_programs(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the compiler sees it: one that is asked for many forms gives up."""
-    monkeypatch.setattr(cohort, "_compile", lambda program: torch.compile(program, fullgraph=True, backend="eager"))
+    """Each form is compiled, which takes seconds."""
+    forms = []
+
+    def compiled(loss: Callable[..., Tensor], example: list[Tensor]) -> cohort.Gradients:
+        forms.append([part.shape for part in example])
+        return make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
+
+    monkeypatch.setattr(cohort, "_compile", compiled)
     sizes = tuple(np.random.default_rng(0).integers(1, 40, 30).tolist())
-    torch.compiler.reset()
     found, expected = (trained(algorithm, compiled, sizes, rounds=4) for compiled in (True, False))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(forms) <= 3  # of the trial, of a step and of a full gradient
 
 
 @pytest.mark.filterwarnings("default:`torch.jit:DeprecationWarning")
@@ -60,8 +70,10 @@ def test_unequal_clients_need_few_programs(algorithm: str, monkeypatch: pytest.M
 def test_a_compiled_program_gives_the_same_to_rounding(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
-    found, expected = (trained("fedavg", compiled, (8,) * 6, rounds=2) for compiled in (True, False))
+    sizes = (8,) * 4 * GROUP  # half of them take part: two groups, for two workers
+    found, expected = (trained("fedavg", compiled, sizes, rounds=2, workers=2) for compiled in (True, False))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(trained("fedavg", True, sizes, rounds=2, workers=1), found)
 
 
 def test_other_engines_are_not_compiled() -> None:

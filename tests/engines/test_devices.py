@@ -58,6 +58,7 @@ def test_on_an_accelerator_plain_convolution_nets_are_batched_too() -> None:
         return choose("auto", Task(module, uneven_data(), per_example_cross_entropy), META)
 
     assert chosen(build("lenet", (3, 32, 32), 10, {})) == "cohort"
+    assert chosen(build("resnet20", (3, 32, 32), 10, {})) == "cohort"
     assert chosen(small_network()) == "cohort"
     assert chosen(build("char_lstm", (80,), 90, {})) == "serial"
     hooked = small_network()

@@ -138,6 +138,7 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_engine_of_the_first_start_is_kept(tmp_path: Path) -> None:
     run = keel.run({**SHORT, "engine": {"name": "serial"}}, out=tmp_path / "run")
     assert RunFolder.open(run.path).engine == "serial"
+    assert RunFolder.open(run.path).environment["layout"] == "contiguous"
 
 
 def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:

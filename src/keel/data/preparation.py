@@ -4,7 +4,7 @@ What is drawn is drawn apart from what is done with it, so that any number of cl
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class AsStored:
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
         return inputs
+
+
+Layout = Literal["contiguous", "channels_last"]
+"""The order in memory of an image's numbers: one channel after the other, or one pixel after the other."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from keel.engines.ray import Ray
 from keel.engines.serial import Serial
 from keel.errors import KeelError
 from keel.models.fourier import FourierConv2d
+from keel.models.resnet import Block
 from keel.task import Task, per_example_cross_entropy
 
 FORKS = sys.platform == "linux"
@@ -26,7 +27,7 @@ COHORT_PARAMETERS = 200_000
 DEVICE_PARAMETERS = 5_000_000
 """Above this the same holds for an accelerator."""
 PLAIN = {nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d}
-PLAIN |= {FourierConv2d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
+PLAIN |= {FourierConv2d, Block, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
 """Layers that do the same whatever their values are."""
 
 
@@ -42,8 +43,7 @@ def make_engine(name: str, problem: Problem, workers: int, cluster: Cluster | No
         return Ray(Cohort(here) if chosen == "cohort" else Serial(here), problem, workers, cluster)
     match chosen:
         case "cohort":
-            # a compiler leaves threads behind, and a process that has some should not fork
-            shared = FORKS and workers > 1 and problem.device == CPU and not problem.compile
+            shared = FORKS and workers > 1 and problem.device == CPU
             return Pool(Cohort(problem), workers) if shared else Cohort(problem)
         case "pool":
             if problem.device != CPU:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from keel.algorithms.base import Context, Memory, Message
 from keel.algorithms.base import Path as LocalPath
@@ -75,7 +77,8 @@ class Cohort(InProcess):
         self.is_chain = is_chain(self.model.module) and self.recipe.loss is per_example_cross_entropy
         self._numbers = prod(self.data.input_shape)
         self._losses = vmap(self._loss)
-        self._compiled = _compile(vmap(grad_and_value(self._loss))) if problem.compile else None
+        self._compiles = problem.compile
+        self._programs_of: dict[tuple[torch.Size, ...], Gradients] = {}
         self._try()
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
@@ -102,7 +105,7 @@ class Cohort(InProcess):
         left = np.argsort(-sizes, kind="stable")
         while len(left):
             widths = np.minimum(sizes[left], most)
-            together = widths[0] <= NARROW or self._compiled is not None  # compiled for few forms, and padded to them
+            together = widths[0] <= NARROW or self._compiles  # compiled for few forms, and padded to them
             alike = (2 * widths >= widths[0]) | together
             yield left[alike].tolist()
             left = left[~alike]
@@ -235,7 +238,7 @@ class Cohort(InProcess):
 
     def _gradients(self, rows: int) -> Gradients:
         """A function that gives each row's loss and gradient, for so many rows at the most."""
-        if self._compiled is not None:
+        if self._compiles:
             return partial(self._by_program, rows)
         return Chain(self.model) if self.is_chain else self._differentiated
 
@@ -243,11 +246,13 @@ class Cohort(InProcess):
         self, rows: int, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Filled up with zeros to a few forms, for each of which the program is compiled once."""
-        assert self._compiled is not None
         count, examples = shares.shape
         wide = next(most for most in (self.recipe.work.batch, self.recipe.chunk, examples) if most >= examples)
         whole = [_filled(weights, rows), *(_filled(part, rows, wide) for part in (inputs, targets, shares))]
-        gradients, losses = self._compiled(*whole)
+        form = tuple(part.shape for part in whole)
+        if form not in self._programs_of:
+            self._programs_of[form] = _compile(self._loss, whole)
+        gradients, losses = self._programs_of[form](*whole)
         return losses[:count], gradients[:count]
 
     def _differentiated(
@@ -262,11 +267,15 @@ class Cohort(InProcess):
         return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()
 
 
-def _compile(program: Gradients) -> Gradients:
-    """The program in machine code. What the compiler makes is kept on disk for the next run."""
+def _compile(loss: Callable[..., Tensor], example: list[Tensor]) -> Gradients:
+    """Each row's gradient and loss in machine code, for tensors of this form. What the compiler makes stays on disk."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel" / "compiled"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    return torch.compile(program, fullgraph=True, options={"cpp_wrapper": True})
+    options: dict[str, Any] = {"cpp_wrapper": True}
+    if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # a look at the form in each step takes as long as the step
+        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+    program = make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
+    return torch.compile(program, fullgraph=True, options=options)
 
 
 def _filled(tensor: Tensor, *sizes: int) -> Tensor:

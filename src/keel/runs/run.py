@@ -119,7 +119,7 @@ def resume(
         if own and value is None:
             raise KeelError(f"{kind}: this run was given its own in Python; accepted: keel.resume(..., {kind}=...)")
     spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
-    chosen = {"name": folder.engine, "device": known.get("device", "cpu")}
+    chosen = {"name": folder.engine, "device": known.get("device", "cpu"), "layout": known.get("layout")}
     if address is not None:
         chosen |= {"address": address, "name": "cohort" if folder.engine == "cohort" else "ray"}
     elif folder.engine in ("serial", "pool"):  # a run that a slot of a cluster began goes on without one
@@ -168,6 +168,7 @@ def create(spec: Spec, training: Training, path: Path | None, more: Mapping[str,
     known = {
         "engine": training.engine.name,
         "device": str(training.device),
+        "layout": training.task.layout,
         "workers": training.workers,
         "title": spec.algorithm.title,
         **_fingerprints(training),

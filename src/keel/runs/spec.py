@@ -15,6 +15,7 @@ from keel.algorithms import REGISTRY, Algorithm, make_algorithm
 from keel.buffers import BufferPolicy
 from keel.data.catalog import CATALOG
 from keel.data.partition import Way
+from keel.data.preparation import Layout
 from keel.errors import KeelError, explain, unknown
 from keel.memories import Precision
 from keel.models import MODELS
@@ -146,6 +147,7 @@ class EngineSpec(_Table):
     name: Literal["auto", "serial", "cohort", "pool", "ray"] = "auto"
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    layout: Layout | None = None
     compile: bool = False
     address: Annotated[str, Field(min_length=1)] | None = None
     gpus: Annotated[float, Field(gt=0)] | None = None
