@@ -308,7 +308,7 @@ PEERS: dict[str, Callable[[str], dict[str, float]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", choices=PEERS)
-    parser.add_argument("workload", choices=[name for name, work in WORKLOADS.items() if work.algorithm == "fedavg"])
+    parser.add_argument("workload", choices=WORKLOADS)
     arguments = parser.parse_args()
     with redirect_stdout(sys.stderr):
         found = PEERS[arguments.peer](arguments.workload)

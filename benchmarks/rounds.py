@@ -18,12 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import altair
+from page import RESULTS, ratio, write
 from workloads import COUNTS, WORKLOADS
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results" / "performance.json"
-PLOT = HERE.parent / "docs" / "performance.svg"
 TURNS = {True: 5, False: 3}
 """Of a contender, by whether a round takes seconds: then a turn has few of them."""
 PATIENCE = 900.0
@@ -111,10 +109,6 @@ def _medians(turns: list[Turn]) -> dict[str, Any]:
     return {**medians, "turns": [round(each["seconds"], 5) for each in turns]}
 
 
-def ratio(found: dict[str, Any], one: str, other: str) -> float:
-    return found[one]["seconds"] / found[other]["seconds"]
-
-
 def broken(name: str, found: dict[str, Any]) -> list[str]:
     """The guards that a workload's seconds break."""
     told = {words: ratio(found, *words.split(" of ")) for words in GUARDS[name]}
@@ -123,24 +117,6 @@ def broken(name: str, found: dict[str, Any]) -> list[str]:
         for words, of in told.items()
         if of > GUARDS[name][words]
     ]
-
-
-def plot(rows: dict[str, Any]) -> None:
-    """Each contender's time as a multiple of the limit."""
-    points = [
-        {"workload": name, "contender": contender, "of the limit": ratio(row, contender, "limit")}
-        for name, row in rows.items()
-        if "pfl-processes" in row
-        for contender in row
-        if contender not in ("limit", "bare", "fedhbm", "scaffold", "compiled")
-    ]
-    base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("of the limit:Q", scale=altair.Scale(type="log"), title="round time, as a multiple of the limit"),
-        y=altair.Y("workload:N", sort=list(rows), title=None),
-        color=altair.Color("contender:N", scale=altair.Scale(scheme="tableau10"), title=None),
-        shape=altair.Shape("contender:N", title=None),
-    )
-    base.mark_point(size=90, filled=True).properties(width=520, height=180).save(str(PLOT))
 
 
 def main() -> None:
@@ -160,7 +136,7 @@ def main() -> None:
         worse += broken(name, found)
         if not arguments.guard:
             RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
-            plot(rows)
+            write()
     if arguments.guard and worse:
         raise SystemExit("\n".join(worse))
 

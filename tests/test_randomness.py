@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,12 @@ def test_equal_positions_draw_equally_and_others_do_not(one: tuple, other: tuple
 def test_a_known_draw_stays_what_it_is() -> None:
     # Runs of an earlier version must resume to the same bits.
     assert draws(0, "cohort", 1).integers(1000, size=4).tolist() == [506, 465, 154, 524]
+
+
+@given(position)
+def test_the_key_is_that_of_the_stream(one: tuple) -> None:
+    expected = np.random.Generator(np.random.Philox(key=key(*one)))
+    assert draws(*one).integers(2**62, size=3).tolist() == expected.integers(2**62, size=3).tolist()
 
 
 def test_torch_draws_are_keyed_and_leave_the_callers_stream_alone() -> None:

@@ -1,9 +1,13 @@
+from math import ceil
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from keel.algorithms.base import Context
 from keel.engines.base import Engine, Problem, RoundWork
 from keel.engines.cohort import Cohort, Plan
 from keel.engines.serial import Serial
@@ -72,3 +76,13 @@ def test_the_bits_of_unequal_clients_do_not_depend_on_the_number_of_workers() ->
         ends.append(position.server["theta"])
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_groups_are_as_few_and_as_even_as_they_can_be(clients: int, most: int) -> None:
+    ctx = Context(1, clients, clients, share=1.0, period=1.0, lr=0.1, server_lr=1.0)
+    work = RoundWork(np.arange(clients), {}, [{}] * clients, ctx, [None] * clients)
+    groups = [group.cohort for group in work.groups(most)]
+    sizes = list(map(len, groups))
+    assert np.array_equal(np.concatenate(groups), work.cohort)
+    assert len(groups) == ceil(clients / most) and max(sizes) <= most and max(sizes) - min(sizes) <= 1

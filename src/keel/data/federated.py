@@ -40,8 +40,10 @@ class Examples:
     def __getitem__(self, indices: np.ndarray | Tensor) -> "Examples":
         """Some of them, gathered; targets as the losses want them, however small they are stored."""
         indices = torch.tensor(indices) if isinstance(indices, np.ndarray) else indices
-        targets = self.targets[indices]
-        return Examples(self.inputs[indices], targets if targets.is_floating_point() else targets.long())
+        targets = self.targets.index_select(0, indices)  # several times as fast as [indices]
+        return Examples(
+            self.inputs.index_select(0, indices), targets if targets.is_floating_point() else targets.long()
+        )
 
 
 @dataclass(frozen=True)

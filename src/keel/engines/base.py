@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
 from typing import Protocol, TypeVar, overload
 
 import numpy as np
@@ -53,9 +55,10 @@ class RoundWork:
     buffers: Sequence[Tensor | None]
 
     def groups(self, size: int) -> Iterator["RoundWork"]:
-        """The round of so many clients after the other."""
-        for first in range(0, len(self.cohort), size):
-            yield self.part(first, first + size)
+        """The round of a few clients after the other: as few groups as have so many at the most, as even as can be."""
+        clients, count = len(self.cohort), ceil(len(self.cohort) / size)
+        for first, end in pairwise(clients * group // count for group in range(count + 1)):
+            yield self.part(first, end)
 
     def part(self, first: int, end: int) -> "RoundWork":
         some = slice(first, end)

@@ -202,14 +202,18 @@ class Ray(Simulated):
         return self._done(what, orders, WAITING // (len(parts[0].cohort) * each))
 
     def _parts(self, work: RoundWork, each: int) -> Iterator[RoundWork]:
-        """The cohort in orders: several clients while many are left, one each in the end, so that no core waits.
+        """The cohort in orders: its groups, or clients, several while many are left, one each in the end, so that no
+        core waits.
 
         Clients have so many bytes each; where they are large, fewer go into an order.
         """
+        if self.engine.group > 1:
+            yield from work.groups(self.engine.group)
+            return
         first, clients = 0, len(work.cohort)
         most = min(MOST, WAITING // ((AHEAD + 1) * self.count * each))
         while first < clients:
-            size = max(self.engine.group, min(most, (clients - first) // (EACH * self.count)))
+            size = max(1, min(most, (clients - first) // (EACH * self.count)))
             yield work.part(first, first + size)
             first += size
 
