@@ -85,4 +85,5 @@ def test_groups_are_as_few_and_as_even_as_they_can_be(clients: int, most: int) -
     groups = [group.cohort for group in work.groups(most)]
     sizes = list(map(len, groups))
     assert np.array_equal(np.concatenate(groups), work.cohort)
-    assert len(groups) == ceil(clients / most) and max(sizes) <= most and max(sizes) - min(sizes) <= 1
+    assert len(groups) == ceil(clients / most)
+    assert max(sizes) <= min(most, min(sizes) + 1)
