@@ -1,6 +1,6 @@
 """Seconds per round and memory of Keel, of the limit, of a plain loop and of other frameworks, measured in turns.
 
-    make bench                                   # all workloads and peers: a table, results/performance.json, a plot
+    make bench                                   # all workloads and peers; writes results/performance.json and the page
     python benchmarks/rounds.py digits many      # some of them, with the peers that are installed
     python benchmarks/rounds.py --guard          # no peers; fails where Keel takes more than its guards allow
 
@@ -136,8 +136,9 @@ def main() -> None:
         worse += broken(name, found)
         if not arguments.guard:
             RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
-            write()
-    if arguments.guard and worse:
+    if not arguments.guard:
+        write()
+    elif worse:
         raise SystemExit("\n".join(worse))
 
 
