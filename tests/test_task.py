@@ -139,19 +139,22 @@ def test_cohort_runs_forward_hooks_and_refuses_backward_hooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "layout", "expected"),
+    ("module", "engine", "expected"),
     [
-        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), None, "channels_last"),
-        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), "contiguous", "contiguous"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), None, "contiguous"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), "channels_last", "channels_last"),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), {"device": "cpu"}, "channels_last"),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), {"layout": "contiguous"}, "contiguous"),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), {"name": "cohort"}, "contiguous"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), {}, "contiguous"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(32, 3)), {"layout": "channels_last"}, "channels_last"),
     ],
 )
-def test_images_lie_as_the_model_has_it_or_the_spec_says(module: nn.Module, layout: str | None, expected: str) -> None:
+def test_images_lie_as_the_model_has_it_or_the_spec_says(
+    module: nn.Module, engine: dict[str, str], expected: str
+) -> None:
     data = uneven_data()
     images = data.train.inputs.repeat(1, 7)[:, :32].reshape(-1, 2, 4, 4)
     data = replace(data, train=Examples(images, data.train.targets), test=Examples(images, data.train.targets))
-    task = make_task(spec_of(engine={"layout": layout} if layout else {}), module=module, data=data)
+    task = make_task(spec_of(engine=engine), module=module, data=data)
     assert task.layout == expected
     prepared = task.data.prepare(images)
     assert prepared.is_contiguous(memory_format=torch.channels_last) == (expected == "channels_last")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Report, State
 from keel.client import LocalWork, Recipe
-from keel.engines import Absent, Engine, Problem, RoundWork, cores, find_device, make_engine
+from keel.devices import find_device
+from keel.engines import Absent, Engine, Problem, RoundWork, cores, make_engine
 from keel.engines.base import Each
 from keel.engines.cluster import Cluster, in_slot
 from keel.errors import KeelError

@@ -17,11 +17,12 @@ from keel.data import catalog
 from keel.data.federated import FederatedData, Partition
 from keel.data.partition import deal_out
 from keel.data.preparation import ChannelsLast, Layout
+from keel.devices import find_device
 from keel.errors import KeelError
 from keel.models.normalisation import group_norm
 from keel.params import FlatModel, Loss
 from keel.randomness import draws, torch_draws
-from keel.runs.spec import Spec
+from keel.runs.spec import EngineSpec, Spec
 
 VALIDATION_SHARE = 0.2
 
@@ -55,7 +56,7 @@ def make_task(
         module = group_norm(module)
     if loss is not None and not callable(loss):
         raise KeelError(f"loss: {loss!r}; accepted: a function of outputs and targets that gives one loss per example")
-    layout = spec.engine.layout or _fastest(data, module)
+    layout = spec.engine.layout or _fastest(data, module, spec.engine)
     if layout == "channels_last":
         if len(data.input_shape) != 3:
             raise KeelError(
@@ -67,10 +68,11 @@ def make_task(
     return _tried(task, spec) if data.here else task
 
 
-def _fastest(data: FederatedData, module: nn.Module) -> Layout:
-    """By what there is to compute, not by a clock."""
-    convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-    return "channels_last" if convolves and len(data.input_shape) == 3 else "contiguous"
+def _fastest(data: FederatedData, module: nn.Module, engine: EngineSpec) -> Layout:
+    """By what there is to compute and where, not by a clock: convolutions on a CPU, of one client at a time."""
+    device = engine.where if engine.on_ray else find_device(engine.where).type
+    images = len(data.input_shape) == 3 and any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    return "channels_last" if images and device == "cpu" and engine.name != "cohort" else "contiguous"
 
 
 def check_tasks(specs: Iterable[Spec]) -> None:

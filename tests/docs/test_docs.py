@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,10 @@ def test_the_demo_halves_the_rounds_and_the_bytes() -> None:
     for name in ("ghbm", "fedhbm"):
         assert rows[name]["rounds_to_target"] <= rows["fedavg"]["rounds_to_target"] / 2
     assert rows["fedhbm"]["bytes_to_target"] <= rows["fedavg"]["bytes_to_target"] / 2
+
+
+def test_the_performance_page_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page = import_module("page")
+    text = page.PAGE.read_text()
+    assert page.filled(text, json.loads(page.RESULTS.read_text())) == text

@@ -49,20 +49,32 @@ def trained(algorithm: str, compiled: bool, sizes: tuple[int, ...], rounds: int,
     return position.server["theta"]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "mime", "mimelitemom"])
-def test_unequal_clients_need_few_programs(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each form is compiled, which takes seconds."""
+FORMS = {"fedavg": 3 * 2, "mime": 3 * (2 + 3), "mimelitemom": 3 * (2 + 3)}
+"""Of 2, 8 and all rows; of 2 and 4 examples, and for full gradients also of 8, 32 and 128."""
+UNEQUAL = tuple(np.random.default_rng(0).integers(1, 40, 30).tolist())
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("sizes", [UNEQUAL, (3, 4, 2, 4)], ids=["many", "two, of less than a minibatch"])
+def test_programs_get_the_form_that_they_were_compiled_for_and_are_few(
+    algorithm: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     forms = []
 
     def compiled(loss: Callable[..., Tensor], example: list[Tensor]) -> cohort.Gradients:
-        forms.append([part.shape for part in example])
-        return make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
+        forms.append(form := [(part.shape, part.stride(), part.dtype) for part in example])
+        program = make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
+
+        def strict(*parts: Tensor) -> tuple[Tensor, Tensor]:
+            assert [(part.shape, part.stride(), part.dtype) for part in parts] == form
+            return program(*parts)
+
+        return strict
 
     monkeypatch.setattr(cohort, "_compile", compiled)
-    sizes = tuple(np.random.default_rng(0).integers(1, 40, 30).tolist())
     found, expected = (trained(algorithm, compiled, sizes, rounds=4) for compiled in (True, False))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert len(forms) <= 3  # of the trial, of a step and of a full gradient
+    assert len(forms) == len({str(form) for form in forms}) <= FORMS[algorithm]
 
 
 @pytest.mark.filterwarnings("default:`torch.jit:DeprecationWarning")
@@ -71,9 +83,9 @@ def test_a_compiled_program_gives_the_same_to_rounding(tmp_path, monkeypatch: py
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     sizes = (8,) * 4 * GROUP  # half of them take part: two groups, for two workers
-    found, expected = (trained("fedavg", compiled, sizes, rounds=2, workers=2) for compiled in (True, False))
+    found, expected = (trained("mime", compiled, sizes, rounds=2, workers=2) for compiled in (True, False))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(trained("fedavg", True, sizes, rounds=2, workers=1), found)
+    assert torch.equal(trained("mime", True, sizes, rounds=2, workers=1), found)
 
 
 def test_other_engines_are_not_compiled() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 from keel import KeelError
 from keel.algorithms import Algorithm
 from keel.data.federated import Examples, FederatedData, Partition
-from keel.engines import Problem, choose, cohort, find_device, make_engine, serial
+from keel.devices import find_device
+from keel.engines import Problem, choose, cohort, make_engine, serial
 from keel.engines.base import RoundWork
 from keel.models import build
 from keel.rounds import Training

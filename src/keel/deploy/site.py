@@ -24,7 +24,7 @@ from keel.data.arrays import examples
 from keel.data.federated import Examples, FederatedData, Partition
 from keel.deploy import messages
 from keel.deploy.memory import SiteMemory
-from keel.engines import find_device
+from keel.devices import find_device
 from keel.engines.base import CPU
 from keel.errors import KeelError
 from keel.evaluation import Evaluator

@@ -69,17 +69,6 @@ def at_once(engine: str, workers: int, cohort: int) -> int:
     return max(1, min(workers, groups))
 
 
-def find_device(name: str) -> torch.device:
-    """The device of that name; for "auto" an accelerator if there is one."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, usable in there.items() if usable)
-    if not there[name]:
-        usable = ", ".join(repr(kind) for kind, usable in there.items() if usable)
-        raise KeelError(f"engine.device: {name!r} is not there; accepted here: 'auto', {usable}")
-    return torch.device(name)
-
-
 def choose(name: str, task: Task, device: torch.device = CPU) -> str:
     """`name`, or for "auto": cohort for small models of plain layers, for the rest pool (serial where none can be).
 
@@ -109,6 +98,5 @@ __all__ = [
     "at_once",
     "choose",
     "cores",
-    "find_device",
     "make_engine",
 ]

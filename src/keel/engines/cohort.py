@@ -84,7 +84,7 @@ class Cohort(InProcess):
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for group in work.groups(self.group):
             theta = work.received["theta"].to(self.device)
-            for row in self._full_gradients(theta, group.cohort, work.ctx).to(CPU):
+            for row in self._full_gradients(theta, group.cohort, work.ctx, len(group.cohort)).to(CPU):
                 yield {"gradient": row}
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
@@ -92,7 +92,8 @@ class Cohort(InProcess):
         for group in work.groups(self.group):
             results: dict[int, ClientResult] = {}
             for rows in self._programs(group.cohort, self.recipe.work.batch):
-                results.update(zip(rows, self._train(group.of(rows, group.ctx)), strict=True))
+                done = self._train(group.of(rows, group.ctx), len(group.cohort))
+                results.update(zip(rows, done, strict=True))
             yield from (results[row] for row in range(len(group.cohort)))
 
     def _programs(self, cohort: np.ndarray, most: int) -> Iterator[list[int]]:
@@ -105,13 +106,12 @@ class Cohort(InProcess):
         left = np.argsort(-sizes, kind="stable")
         while len(left):
             widths = np.minimum(sizes[left], most)
-            together = widths[0] <= NARROW or self._compiles  # compiled for few forms, and padded to them
-            alike = (2 * widths >= widths[0]) | together
+            alike = (2 * widths >= widths[0]) | (widths[0] <= NARROW)
             yield left[alike].tolist()
             left = left[~alike]
 
-    def _train(self, work: RoundWork) -> list[ClientResult]:
-        """The results of clients that come longest first, as one program."""
+    def _train(self, work: RoundWork, most: int) -> list[ClientResult]:
+        """The results of clients that come longest first, as one program. Their group has so many at the most."""
         algorithm, local = self.recipe.algorithm, self.recipe.work
         plan = self._plan(work)
         memory = moved(_stacked(work.memories), self.device)
@@ -120,10 +120,10 @@ class Cohort(InProcess):
         start = w.clone()
         full = None
         if "full_gradient" in algorithm.observes:
-            full = self._full_gradients(work.received["theta"], work.cohort, work.ctx)
+            full = self._full_gradients(work.received["theta"], work.cohort, work.ctx, most)
         velocity = memory["velocity"].clone() if algorithm.local_momentum else None
         seen = Seen(w.new_zeros(len(w)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
-        gradients_of = self._gradients(len(w))
+        gradients_of = self._gradients(most)
         rows, moving, mine, ctx = w, velocity, memory, work.ctx.for_client(column)
         for minibatches in self._minibatches(plan):
             active = slice(len(minibatches[2]))
@@ -164,7 +164,7 @@ class Cohort(InProcess):
             raise KeelError("engine.name: 'cohort' cannot run backward hooks; accepted: 'serial'")
         plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
         try:
-            self._gradients(2)(rows, *next(self._minibatches(plan)))
+            self._derivatives()(rows, *next(self._minibatches(plan)))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise KeelError(
@@ -181,14 +181,14 @@ class Cohort(InProcess):
             choices += self.recipe.choices([len(examples[-1])], "preparation", work.ctx.round, client)
         return Plan.of(examples, choices, sizes)
 
-    def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
+    def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context, most: int) -> Tensor:
         """Each client's gradient over all its examples, some examples at a time."""
         gradients = theta.new_empty(len(cohort), len(theta))
         for rows in self._programs(cohort, self.recipe.chunk):
-            gradients[rows] = self._full_gradients_of(theta, cohort[rows], ctx)
+            gradients[rows] = self._full_gradients_of(theta, cohort[rows], ctx, most)
         return gradients
 
-    def _full_gradients_of(self, theta: Tensor, cohort: np.ndarray, ctx: Context) -> Tensor:
+    def _full_gradients_of(self, theta: Tensor, cohort: np.ndarray, ctx: Context, most: int) -> Tensor:
         """Those of clients that come longest first, as one program."""
         examples, choices, sizes, chunk = [], [], [], self.recipe.chunk
         for client in cohort.tolist():
@@ -198,7 +198,7 @@ class Cohort(InProcess):
         plan = Plan.of(examples, choices, sizes)
         counts = torch.from_numpy(plan.sizes.sum(1, keepdims=True)).to(self.device)
         rows = theta.expand(len(cohort), -1)
-        total, gradients_of = torch.zeros_like(rows), self._gradients(len(cohort))
+        total, gradients_of = torch.zeros_like(rows), self._gradients(most)
         for wide, (inputs, targets, shares) in zip(plan.sizes.max(0), self._minibatches(plan), strict=True):
             active = len(shares)
             if len(rows) > active:  # some are done
@@ -236,18 +236,22 @@ class Cohort(InProcess):
             rows.targets.view(*entries.shape, *rows.targets.shape[1:]).to(self.device),
         )
 
-    def _gradients(self, rows: int) -> Gradients:
-        """A function that gives each row's loss and gradient, for so many rows at the most."""
+    def _gradients(self, most: int) -> Gradients:
+        """A function that gives each row's loss and gradient, of so many rows at the most."""
         if self._compiles:
-            return partial(self._by_program, rows)
+            return partial(self._by_program, most)
+        return self._derivatives()
+
+    def _derivatives(self) -> Gradients:
         return Chain(self.model) if self.is_chain else self._differentiated
 
     def _by_program(
-        self, rows: int, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+        self, most: int, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Filled up with zeros to a few forms, for each of which the program is compiled once."""
+        """Filled up with zeros to one of a few forms, for each of which the program is compiled once."""
         count, examples = shares.shape
-        wide = next(most for most in (self.recipe.work.batch, self.recipe.chunk, examples) if most >= examples)
+        batch, chunk = self.recipe.work.batch, self.recipe.chunk
+        rows, wide = _next(count, most), _next(examples, batch if examples <= batch else chunk)
         whole = [_filled(weights, rows), *(_filled(part, rows, wide) for part in (inputs, targets, shares))]
         form = tuple(part.shape for part in whole)
         if form not in self._programs_of:
@@ -268,20 +272,36 @@ class Cohort(InProcess):
 
 
 def _compile(loss: Callable[..., Tensor], example: list[Tensor]) -> Gradients:
-    """Each row's gradient and loss in machine code, for tensors of this form. What the compiler makes stays on disk."""
+    """Each row's gradient and loss in machine code, for tensors of this form in one piece each.
+
+    What the compiler makes is kept on disk.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel" / "compiled"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     options: dict[str, Any] = {"cpp_wrapper": True}
     if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # a look at the form in each step takes as long as the step
         options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
-    program = make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
-    return torch.compile(program, fullgraph=True, options=options)
+    traced = make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
+    program: Gradients = torch.compile(traced, fullgraph=True, options=options)
+    try:
+        program(*example)
+    except RuntimeError as error:
+        raise KeelError(f"engine.compile: {str(error).splitlines()[0]}; accepted: false") from error
+    return program
+
+
+def _next(count: int, most: int) -> int:
+    """The size of a form for so many: `most`, or one of few below it, less than four times as large as it need be."""
+    size = 2
+    while size < count:
+        size *= 4
+    return min(size, most)
 
 
 def _filled(tensor: Tensor, *sizes: int) -> Tensor:
-    """With zeros after its rows (and columns), up to these sizes."""
+    """With zeros after its rows (and columns), up to these sizes, and in one piece."""
     if tensor.shape[: len(sizes)] == sizes:
-        return tensor
+        return tensor.contiguous()
     whole = tensor.new_zeros(*sizes, *tensor.shape[len(sizes) :])
     whole[tuple(map(slice, tensor.shape[: len(sizes)]))] = tensor
     return whole

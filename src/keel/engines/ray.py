@@ -22,6 +22,7 @@ from keel.algorithms.base import Memory, Message
 from keel.client import ClientResult
 from keel.data.federated import Examples
 from keel.data.store import file_of
+from keel.devices import find_device
 from keel.engines.allocator import tune
 from keel.engines.base import Each, Problem, RoundWork, Simulated
 from keel.engines.cluster import Cluster, load_ray, one_line
@@ -100,8 +101,6 @@ class Trainer:
 
     def load(self, kind: type[Serial] | type[Cohort], boxed: list[Any]) -> bool:
         """Makes ready; False where a file cannot be reached from here."""
-        from keel.engines import find_device
-
         ray = load_ray()
         try:
             parcel = ray.get(boxed[0])
