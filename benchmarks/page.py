@@ -50,7 +50,10 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
             ["seconds a round", *PEERS.values(), "plain loop"], ([name, *_others(rows[name])] for name in timed)
         ),
         "own": _table(["Keel", "ratio"], _own(rows)),
-        "needs": _table(["memory, start-up", "Keel", *PEERS.values()], ([name, *_needs(rows[name])] for name in timed)),
+        "needs": _table(
+            ["memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
+            ([name, *_needs(rows[name])] for name in timed),
+        ),
         "clients": _table(clients, _counts(rows["clients"])),
     }
 
@@ -77,6 +80,8 @@ def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
         "LeNet, SCAFFOLD of FedAvg": ("lenet", "scaffold", "keel"),
         "digits, compiled of as it comes": ("digits", "compiled", "keel"),
         "many, compiled of as it comes": ("many", "compiled", "keel"),
+        "LeNet, the published model of Keel's version": ("lenet", "published", "keel"),
+        "ResNet-20, the published model of Keel's version": ("resnet20", "published", "keel"),
         "LeNet, a round of the same steps with nothing around them": ("lenet", "keel", "bare"),
         "ResNet-20, a round of the same steps with nothing around them": ("resnet20", "keel", "bare"),
         "LeNet, Keel's version of the model of the published one": ("lenet", "bare", "limit"),
@@ -86,7 +91,7 @@ def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
 
 
 def _needs(row: Row) -> list[str]:
-    names = ("keel", *PEERS)
+    names = ("keel", "compiled", *PEERS)
     return [f"{row[name]['memory']:,.0f} MB, {row[name]['start']:.1f} s" if name in row else "" for name in names]
 
 

@@ -71,10 +71,10 @@ IMAGES: dict[str, Any] = {"shape": (3, 32, 32), "classes": 10, "clients": 100, "
 COUNTS = {f"n={n:,}": n for n in (10**2, 10**3, 10**4, 10**5, 10**6)}
 """Of clients, of whom ten take part in a round."""
 WORKLOADS = {
-    "digits": Workload(**DIGITS, clients=100, cohort=10, rounds=40),
-    "many": Workload(**DIGITS, clients=1000, cohort=100, rounds=10),
+    "digits": Workload(**DIGITS, clients=100, cohort=10, rounds=200),
+    "many": Workload(**DIGITS, clients=1000, cohort=100, rounds=40),
     "lenet": Workload("lenet", **IMAGES, rounds=3),
     "resnet20": Workload("resnet20", **IMAGES, rounds=1),
     "shakespeare": Workload("char_lstm", (80,), 80, 100, 10, 20, 100, rounds=1),
-    **{name: Workload(**DIGITS, clients=n, cohort=10, rounds=40, held=8) for name, n in COUNTS.items()},
+    **{name: Workload(**DIGITS, clients=n, cohort=10, rounds=200, held=8) for name, n in COUNTS.items()},
 }
