@@ -62,7 +62,7 @@ def test_what_does_not_help_is_not_offered(tmp_path: Path, monkeypatch: pytest.M
         keel.run({"algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
     monkeypatch.undo()
     monkeypatch.setattr(room, "_machine", lambda: 100_000)
-    with pytest.raises(KeelError, match=r"but there are 100.0 kB; accepted: a smaller model$"):
+    with pytest.raises(KeelError, match=r"but there are 100.0 kB; accepted: a smaller local.batch, a smaller model$"):
         keel.run({"algorithm": {"name": "fedavg"}, "engine": {"name": "serial"}}, out=tmp_path / "run")
 
 

@@ -11,6 +11,8 @@ from keel.errors import KeelError
 from keel.randomness import draws
 
 Way = Literal["dirichlet", "iid", "key"]
+AT_ONCE = 1 << 14
+"""Clients whose classes are drawn together at the most."""
 
 
 def deal_out(
@@ -85,12 +87,13 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.
     pools = [stream.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     left = np.array([len(pool) for pool in pools])
     mixes = stream.dirichlet(alpha * (left / left.sum()), size=clients)
-    taken = np.concatenate(list(_takings(mixes, size, left, stream)))
-    firsts = np.cumsum(left) - np.cumsum(taken, axis=0)  # each class is dealt out from its end
-    counts = taken.reshape(-1)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    indices = np.concatenate(pools)[np.repeat(firsts.reshape(-1), counts) + within]
-    return Partition(indices, np.arange(clients + 1) * size)
+    order, ends, dealt = np.concatenate(pools), np.cumsum(left), []
+    for taken in _takings(mixes, size, left, stream):
+        firsts = ends - np.cumsum(taken, axis=0)  # each class is dealt out from its end
+        counts, ends = taken.reshape(-1), firsts[-1]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        dealt.append(order[np.repeat(firsts.reshape(-1), counts) + within])
+    return Partition(np.concatenate(dealt), np.arange(clients + 1) * size)
 
 
 def _takings(mixes: np.ndarray, size: int, left: np.ndarray, stream: np.random.Generator) -> Iterator[np.ndarray]:
@@ -99,7 +102,7 @@ def _takings(mixes: np.ndarray, size: int, left: np.ndarray, stream: np.random.G
     As long as no class runs out, clients do not depend on each other and are drawn together. Where one does, the
     draws are taken back, and half as many clients are tried; one alone takes what there is.
     """
-    begun, some = 0, len(mixes)
+    begun, some = 0, AT_ONCE
     while begun < len(mixes):
         before = stream.bit_generator.state
         mix = np.where(left > 0, mixes[begun : begun + some], 0.0)
@@ -108,7 +111,7 @@ def _takings(mixes: np.ndarray, size: int, left: np.ndarray, stream: np.random.G
             if np.all((taken.sum(0) < left) | (left == 0)):
                 left = left - taken.sum(0)
                 begun += len(taken)
-                some *= 2
+                some = min(2 * some, AT_ONCE)
                 yield taken
                 continue
         stream.bit_generator.state = before

@@ -45,11 +45,12 @@ def run_all(jobs: list[Job], workers: int, on_round: Callable[[int, Record], Non
     Ctrl-C reaches the workers too: each finishes its round and saves, and what had not begun is left out.
     """
     cluster = cluster_of(job.spec for job in jobs)
-    each = max(1, workers // len(jobs)) if cluster is None else 1  # fewer runs than cores share them out
+    count, more = divmod(workers, len(jobs)) if cluster is None else (1, 0)  # fewer runs than cores share them out
     place = Path(os.path.commonpath([job.path.absolute().parent for job in jobs]))
     with crew(min(workers, len(jobs)), on_round, cluster, place) as hands:
         tables = [job.spec.model_dump(exclude_none=True) for job in jobs]
-        waiting = [hands.submit(_run, i, tables[i], job.path.absolute(), each) for i, job in enumerate(jobs)]
+        hand = [max(1, count + (i < more)) for i in range(len(jobs))]
+        waiting = [hands.submit(_run, i, tables[i], job.path.absolute(), hand[i]) for i, job in enumerate(jobs)]
         hands.follow(waiting)
         return [future.result() for future in waiting]
 

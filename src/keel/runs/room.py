@@ -3,19 +3,25 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from keel.engines import at_once
 from keel.engines.cluster import LOCAL
+from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
 from keel.engines.ray import WAITING, Ray
 from keel.errors import KeelError
 from keel.memories import form_of, row_bytes
+from keel.randomness import torch_draws
 from keel.rounds import Training
+from keel.task import Task
 from keel.units import size
 
 CHECKPOINT_ROUNDS = 100
@@ -27,7 +33,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes at the most. Activations and the data are not in it."""
+    """Bytes at the most. The program and the data are not in it."""
 
     disk: int
     ram: int
@@ -41,7 +47,7 @@ class Room:
     def __str__(self) -> str:
         each = f"{self.clients:,} clients may keep {size(self.memory)} each, some of it again until a checkpoint"
         kept = f" ({each})" if self.memory else ""
-        return f"up to {size(self.disk)} on disk{kept}, {size(self.ram)} in RAM besides the data"
+        return f"up to {size(self.disk)} on disk{kept}, {size(self.ram)} in RAM besides the program and the data"
 
 
 def room_of(training: Training) -> Room:
@@ -62,7 +68,7 @@ def room_of(training: Training) -> Room:
     budget = int(spec.memory.ram_gb * 1e9)
     disk = memory * _rows(clients, cohort, spec.rounds) + 2 * (server + updates) + max(0, server - budget)
     disk += spec.rounds * (ROUND_LINES + 8 * cohort)
-    ram = min(server, max(budget, 2 * model)) + 2 * updates + _training(training, model, handed)
+    ram = min(server, max(budget, 2 * model)) + 2 * updates + _training(training, model, handed) + _passes(training)
     return Room(disk, ram, clients if memory else 0, memory, server)
 
 
@@ -104,6 +110,32 @@ def _training(training: Training, model: int, handed: int) -> int:
     return one
 
 
+def _passes(training: Training) -> int:
+    """RAM for the passes through the model: what a forward pass keeps for the backward pass, with as much again."""
+    local, data, algorithm = training.spec.local, training.task.data, training.spec.algorithm
+    whole = algorithm.probes or "full_gradient" in algorithm.observes
+    examples = min(max(local.batch, data.at_once if whole else 0), int(data.partition.sizes.max()))
+    rows = min(training.sampler.size, Cohort.group) if training.engine.name == "cohort" else 1
+    return 2 * _kept(training.task) * examples * rows * _processes(training)
+
+
+def _kept(task: Task) -> int:
+    """Bytes that a forward pass keeps of an example."""
+    few = task.data.train[task.data.partition.indices[:2]]
+    module, found = deepcopy(task.module).train(), dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch_draws(0, "trial"), saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = task.loss(module(task.data.prepare(few.inputs)), few.targets)  # which keeps them alive
+    for own in module.parameters():
+        found.pop(own.untyped_storage().data_ptr(), None)
+    return sum(found.values()) // len(losses)
+
+
 def _processes(training: Training) -> int:
     """Those of this machine that train: of a cluster's that others have started we do not know where they are."""
     engine = training.engine
@@ -141,7 +173,7 @@ def _for_ram(training: Training, room: Room) -> list[str]:
         fields.append("fewer engine.workers")
     if training.engine.name != "serial":
         fields.append("engine.name = 'serial'")
-    return [*fields, "a smaller model"]
+    return [*fields, "a smaller local.batch", "a smaller model"]
 
 
 def _rows(clients: int, cohort: int, rounds: int) -> int:
