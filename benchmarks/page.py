@@ -76,8 +76,8 @@ def _others(row: Row) -> list[str]:
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
     asked = {
-        "LeNet, FedHBM of FedAvg": ("lenet", "fedhbm", "keel"),
-        "LeNet, SCAFFOLD of FedAvg": ("lenet", "scaffold", "keel"),
+        "LeNet, FedHBM of FedAvg": ("stateful", "fedhbm", "keel"),
+        "LeNet, SCAFFOLD of FedAvg": ("stateful", "scaffold", "keel"),
         "digits, compiled of as it comes": ("digits", "compiled", "keel"),
         "many, compiled of as it comes": ("many", "compiled", "keel"),
         "LeNet, the published model of Keel's version": ("lenet", "published", "keel"),

@@ -22,15 +22,16 @@ from workloads import COUNTS, WORKLOADS
 
 HERE = Path(__file__).parent
 TURNS, OFTEN = 3, 9
-"""Of a contender; of the numbers of clients, whose differences are small."""
+"""Of a contender; where the differences are small, of those that are to be told apart."""
 PATIENCE = 900.0
 """Seconds after which a contender is given up."""
 GUARDS = {
     "digits": {"keel of limit": 0.4},
     "many": {"keel of limit": 0.4},
-    "lenet": {"keel of limit": 0.95, "keel of bare": 1.25, "fedhbm of keel": 1.2, "scaffold of keel": 1.2},
+    "lenet": {"keel of limit": 0.95, "keel of bare": 1.25},
     "resnet20": {"keel of limit": 1.15, "keel of bare": 1.25},
     "shakespeare": {"keel of limit": 1.15},
+    "stateful": {"fedhbm of keel": 1.15, "scaffold of keel": 1.15},
     "clients": {
         "n=1,000,000 of n=1,000": 1.5,
         "memory n=1,000,000 of n=1,000": 1.15,
@@ -40,14 +41,19 @@ GUARDS = {
 """What the seconds (or the memory, or the start-up) of one contender over those of another are not to exceed: well
 above what was measured on a quiet machine where rounds take milliseconds, a fifth above where they take seconds.
 """
+SMALL_DIFFERENCES = {
+    "stateful": {name: (name, "lenet") for name in ("keel", "fedhbm", "scaffold")},
+    "clients": {name: ("keel", name) for name in COUNTS},
+}
+"""Each contender as own.py knows it, and the workload: methods with memories, and numbers of clients."""
 Turn = dict[str, float]
 
 
 def contenders(name: str, with_peers: bool) -> list[str]:
-    if name == "clients":
-        return list(COUNTS)
+    if name in SMALL_DIFFERENCES:
+        return list(SMALL_DIFFERENCES[name])
     heavy = WORKLOADS[name].heavy
-    names = ["keel", *(["fedhbm", "scaffold"] if name == "lenet" else []), "limit"]
+    names = ["keel", "limit"]
     names += (["bare", "published"] if name in ("lenet", "resnet20") else []) if heavy else ["compiled"]
     peers = ["flower", "pfl-processes"] if heavy else ["flower", "flower-legacy", "pfl", "pfl-processes"]
     return [*names, *(["naive", *peers] if with_peers else [])]
@@ -55,7 +61,7 @@ def contenders(name: str, with_peers: bool) -> list[str]:
 
 def turn(contender: str, workload: str) -> Turn:
     """One process from its start to its end: seconds per round, seconds of start-up, the most memory in MB."""
-    asked = ["keel", contender] if workload == "clients" else [contender, workload]
+    asked = SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))
     command = [sys.executable, str(HERE / ("peers.py" if asked[0] in PEERS else "own.py")), *asked]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     most, began = 0.0, time.monotonic()
@@ -97,7 +103,7 @@ def measure(name: str, with_peers: bool) -> dict[str, Any]:
     """For each contender the medians of its turns, and the seconds of each."""
     names = contenders(name, with_peers)
     turns: dict[str, list[Turn]] = {contender: [] for contender in names}
-    for _ in range(OFTEN if name == "clients" else TURNS):
+    for _ in range(OFTEN if name in SMALL_DIFFERENCES else TURNS):
         for contender in names:
             turns[contender].append(turn(contender, name))
     return {contender: _medians(found) for contender, found in turns.items()}

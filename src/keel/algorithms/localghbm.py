@@ -46,7 +46,7 @@ class LocalGHBM(Algorithm):
     def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
         # `seen` is 0 in the first round and 1 after it: no branch, so that a cohort can run as one program.
         scale = self.beta * memory["seen"] / (self._tau(memory, ctx) * ctx.lr * ctx.steps)
-        return gradient(w) + scale * (memory["anchor"] - self._current(w, received))
+        return (memory["anchor"] - self._current(w, received)).mul_(scale).add_(gradient(w))
 
     def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
         message, _ = super().report(path, received, memory, ctx)

@@ -271,20 +271,20 @@ class Cohort(InProcess):
         return (self.recipe.loss(self.model.at(weights, inputs), targets) * shares).sum()
 
 
-def _compile(loss: Callable[..., Tensor], example: list[Tensor]) -> Gradients:
+def _compile(loss: Callable[..., Tensor], example: list[Any]) -> Gradients:
     """Each row's gradient and loss in machine code, for tensors of this form in one piece each.
 
     What the compiler makes is kept on disk.
     """
+    from torch import _inductor  # takes seconds
+
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keel" / "compiled"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    options: dict[str, Any] = {"cpp_wrapper": True}
-    if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # a look at the form in each step takes as long as the step
-        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
     traced = make_fx(lambda *rows: vmap(grad_and_value(loss))(*rows))(*example)
-    program: Gradients = torch.compile(traced, fullgraph=True, options=options)
+    for node in traced.graph.nodes:
+        node.meta.clear()  # what the tracing knew of the example, which the compiler finds out for itself
     try:
-        program(*example)
+        program: Gradients = _inductor.compile(traced, example, options={"cpp_wrapper": True})
     except RuntimeError as error:
         raise KeelError(f"engine.compile: {str(error).splitlines()[0]}; accepted: false") from error
     return program
