@@ -47,13 +47,13 @@ class Memories(Mapping[int, Memory]):
 
     def __getitem__(self, client: int) -> Memory:
         assert self.form is not None or client not in self.rows
-        row = os.pread(self.file, self.row_bytes, self.rows[client] * self.row_bytes)
-        memory, start = {}, 0
-        for name, (shape, kind) in (self.form or {}).items():
-            size = prod(shape) * _bytes(kind)
-            tensor = torch.frombuffer(bytearray(row[start : start + size]), dtype=getattr(torch, kind)).view(shape)
+        form = self.form or {}
+        parts = [bytearray(prod(shape) * _bytes(kind)) for shape, kind in form.values()]
+        os.preadv(self.file, parts, self.rows[client] * self.row_bytes)
+        memory = {}
+        for part, (name, (shape, kind)) in zip(parts, form.items(), strict=True):
+            tensor = torch.frombuffer(part, dtype=getattr(torch, kind)).view(shape)
             memory[name] = tensor.float() if tensor.is_floating_point() else tensor
-            start += size
         return memory
 
     def __iter__(self) -> Iterator[int]:
@@ -79,11 +79,11 @@ class Memories(Mapping[int, Memory]):
                 f"algorithm: what a client remembers changes its form (from {sorted(self.form)} to {sorted(form)}) "
                 "or its shapes; accepted: the same names and shapes for every client and round"
             )
-        content = b"".join(_raw(tensor) for tensor in tensors.values())
-        row = self._staged[client] = self._row()
-        written = os.pwrite(self.file, content, row * self.row_bytes)
-        if written < len(content):
-            raise OSError(f"only {written} of {len(content)} bytes of a memory could be written; the disk may be full")
+        row, size = self._row(), self.row_bytes
+        self._staged[client] = row
+        written = os.pwritev(self.file, [_raw(tensor) for tensor in tensors.values()], row * size)
+        if written < size:
+            raise OSError(f"only {written} of {size} bytes of a memory could be written; the disk may be full")
 
     def commit(self) -> None:
         """The round is over: what was staged is what those clients remember."""
@@ -164,5 +164,5 @@ def _bytes(kind: str) -> int:
     return getattr(torch, kind).itemsize
 
 
-def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def _raw(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -125,9 +125,10 @@ class Pool(Simulated):
         return 1 < self.engine.group >= len(work.cohort)
 
     def _result(self, slot: Slot, row: int) -> ClientResult:
+        """What it keeps lies in the slot: it is there until the next result is asked for."""
         buffers = None if self.buffers is None else slot.buffers[row].clone()
         message = {name: value[row].clone() for name, value in slot.message.items()}
-        kept = {name: value[row].clone() for name, value in slot.kept.items()}
+        kept = {name: value[row] for name, value in slot.kept.items()}
         return ClientResult(message, kept, int(slot.steps[row]), slot.loss[row].clone(), buffers)
 
     def _hand_out(self, work: RoundWork, training: bool) -> Shared:
