@@ -23,6 +23,7 @@ PEERS = {
     "flower": "Flower",
     "flower-legacy": "Flower, start_simulation",
 }
+OTHERS = {**PEERS, "naive": "plain loop"}
 TITLES = {
     "digits": "digits: MLP 64-64-10, 10 clients x 8 steps of 8",
     "many": "many: the same, 100 of 1,000 clients",
@@ -43,12 +44,10 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
     clients = ["clients, 10 in a round", "ms a round", "of a thousand's", "start-up", "MB at the peak", "MB after it"]
     return {
         "times": _table(
-            ["seconds a round", "Keel", "limit", "best peer", "of the limit", "of the best peer"],
+            ["seconds a round", "Keel", "limit", "best other", "of the limit", "of the best other"],
             (_against(name, rows[name]) for name in timed),
         ),
-        "peers": _table(
-            ["seconds a round", *PEERS.values(), "plain loop"], ([name, *_others(rows[name])] for name in timed)
-        ),
+        "peers": _table(["seconds a round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
         "own": _table(["Keel", "ratio"], _own(rows)),
         "needs": _table(
             ["memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
@@ -59,19 +58,19 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
 
 
 def _against(name: str, row: Row) -> list[str]:
-    best = min((peer for peer in PEERS if peer in row), key=lambda peer: row[peer]["seconds"])
+    best = min((other for other in OTHERS if other in row), key=lambda other: row[other]["seconds"])
     return [
         TITLES[name],
         _seconds(row["keel"]),
         _seconds(row["limit"]),
-        f"{_seconds(row[best])} ({PEERS[best]})",
+        f"{_seconds(row[best])} ({OTHERS[best]})",
         _spread(row, "keel", "limit"),
         _spread(row, "keel", best),
     ]
 
 
 def _others(row: Row) -> list[str]:
-    return [_seconds(row[name]) if name in row else "" for name in (*PEERS, "naive")]
+    return [_seconds(row[name]) if name in row else "" for name in OTHERS]
 
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
@@ -124,7 +123,7 @@ def _table(heads: list[str], lines: Iterable[list[str]]) -> str:
 
 def plot(rows: dict[str, Row]) -> None:
     """Each contender's time as a multiple of the limit."""
-    names = {"keel": "Keel", **PEERS, "naive": "plain loop"}
+    names = {"keel": "Keel", **OTHERS}
     points = [
         {"workload": name, "contender": names[contender], "of the limit": ratio(row, contender, "limit")}
         for name, row in rows.items()
