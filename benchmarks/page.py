@@ -21,7 +21,7 @@ PEERS = {
     "pfl": "pfl, one process",
     "pfl-processes": "pfl, a process per core",
     "flower": "Flower",
-    "flower-legacy": "Flower, start_simulation",
+    "flower-legacy": "Flower, legacy",
 }
 OTHERS = {**PEERS, "naive": "plain loop"}
 TITLES = {
@@ -130,15 +130,14 @@ def plot(rows: dict[str, Row]) -> None:
         for contender in row
         if "limit" in row and contender in names
     ]
+    told, legend = list(names.values()), altair.Legend(title=None, labelLimit=240)
     base = altair.Chart(altair.Data(values=points)).encode(
         x=altair.X("of the limit:Q", scale=altair.Scale(type="log"), title="round time, as a multiple of the limit"),
         y=altair.Y("workload:N", sort=list(WORKLOADS), title=None),
-        color=altair.Color(
-            "contender:N", scale=altair.Scale(scheme="tableau10"), sort=list(names.values()), title=None
-        ),
-        shape=altair.Shape("contender:N", sort=list(names.values()), title=None),
+        color=altair.Color("contender:N", scale=altair.Scale(domain=told, scheme="tableau10"), legend=legend),
+        shape=altair.Shape("contender:N", scale=altair.Scale(domain=told), legend=legend),
     )
-    base.mark_point(size=90, filled=True).properties(width=520, height=180).save(str(PLOT))
+    base.mark_point(size=90, filled=True).properties(width=520, height=180, padding=15).save(str(PLOT))
 
 
 def filled(page: str, rows: dict[str, Row]) -> str:

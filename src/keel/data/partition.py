@@ -84,10 +84,12 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.
     size = _size(len(labels), clients)
     if alpha == 0:
         return one_class(labels, clients, stream)
-    pools = [stream.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+    kind = np.int32 if len(labels) < 2**31 else np.int64
+    pools = [stream.permutation(np.flatnonzero(labels == c).astype(kind)) for c in np.unique(labels)]
     left = np.array([len(pool) for pool in pools])
     mixes = stream.dirichlet(alpha * (left / left.sum()), size=clients)
     order, ends, dealt = np.concatenate(pools), np.cumsum(left), []
+    del pools  # of a million clients' examples one copy is enough
     for taken in _takings(mixes, size, left, stream):
         firsts = ends - np.cumsum(taken, axis=0)  # each class is dealt out from its end
         counts, ends = taken.reshape(-1), firsts[-1]
