@@ -48,7 +48,7 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
             (_against(name, rows[name]) for name in timed),
         ),
         "peers": _table(["seconds a round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
-        "own": _table(["Keel", "ratio"], _own(rows)),
+        "own": _table(["workload", "time of", "over that of", "ratio"], _own(rows)),
         "needs": _table(
             ["memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
             ([name, *_needs(rows[name])] for name in timed),
@@ -74,19 +74,24 @@ def _others(row: Row) -> list[str]:
 
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
-    asked = {
-        "LeNet, FedHBM of FedAvg": ("stateful", "fedhbm", "keel"),
-        "LeNet, SCAFFOLD of FedAvg": ("stateful", "scaffold", "keel"),
-        "digits, compiled of as it comes": ("digits", "compiled", "keel"),
-        "many, compiled of as it comes": ("many", "compiled", "keel"),
-        "LeNet, the published model of Keel's version": ("lenet", "published", "keel"),
-        "ResNet-20, the published model of Keel's version": ("resnet20", "published", "keel"),
-        "LeNet, a round of the same steps with nothing around them": ("lenet", "keel", "bare"),
-        "ResNet-20, a round of the same steps with nothing around them": ("resnet20", "keel", "bare"),
-        "LeNet, Keel's version of the model of the published one": ("lenet", "bare", "limit"),
-        "ResNet-20, Keel's version of the model of the published one": ("resnet20", "bare", "limit"),
-    }
-    return ([words, _spread(rows[name], one, other)] for words, (name, one, other) in asked.items())
+    asked = [
+        ("stateful", "FedHBM in Keel", "FedAvg in Keel", "fedhbm", "keel"),
+        ("stateful", "SCAFFOLD in Keel", "FedAvg in Keel", "scaffold", "keel"),
+        ("digits", "Keel, compiled", "Keel", "compiled", "keel"),
+        ("many", "Keel, compiled", "Keel", "compiled", "keel"),
+        *(
+            line
+            for name in ("lenet", "resnet20")
+            for line in (
+                (name, "Keel", "its steps alone", "keel", "bare"),
+                (name, "Keel's steps alone", "the limit", "bare", "limit"),
+                (name, "Keel with the published model", "the limit", "published", "limit"),
+                (name, "Keel with the published model", "Keel", "published", "keel"),
+            )
+        ),
+    ]
+    for name, one, other, *pair in asked:
+        yield ["lenet" if name == "stateful" else name, one, other, _spread(rows[name], *pair)]
 
 
 def _needs(row: Row) -> list[str]:

@@ -138,7 +138,7 @@ def main() -> None:
         rows[name] = found = measure(name, with_peers=not arguments.guard)
         for contender, values in found.items():
             of = ratio(found, contender, next(iter(found)))
-            figures = f"{values['seconds']:10.4f} {of:9.2f} {values['start']:8.1f} {values['memory']:7.0f}"
+            figures = f"{values['seconds']:10.4f} {of:9.2f} {values.get('start', 0):8.1f} {values['memory']:7.0f}"
             print(f"{name:12} {contender:14} {figures}  {' '.join(map(str, values['turns']))}", flush=True)
         worse += broken(name, found)
         if not arguments.guard:

@@ -1,4 +1,7 @@
-"""Where tensors can be."""
+"""What there is to compute on: cores and devices."""
+
+import os
+import sys
 
 import torch
 
@@ -14,3 +17,8 @@ def find_device(name: str) -> torch.device:
         usable = ", ".join(repr(kind) for kind, usable in there.items() if usable)
         raise KeelError(f"engine.device: {name!r} is not there; accepted here: 'auto', {usable}")
     return torch.device(name)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -48,6 +48,13 @@ def test_workers_end_with_the_run() -> None:
     assert not any(process.is_alive() for process in seen[0])
 
 
+def test_there_are_no_workers_that_would_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.engines.pool.cores", lambda: 1)
+    run, seen = training(engine={"name": "pool", "workers": 500}), []
+    run.run(run.start(), [lambda *_: seen.append(len(run.engine.workers))])  # type: ignore[attr-defined]
+    assert set(seen) == {run.sampler.size}
+
+
 class Wrong(nn.Module):
     """Fails in training, but not in the trial before the first round, which has two examples."""
 

@@ -1,6 +1,5 @@
 """The engines, and the rule that chooses one: by the task alone, never by a clock, so that equal specs agree."""
 
-import os
 import sys
 from dataclasses import replace
 from math import ceil
@@ -8,6 +7,7 @@ from math import ceil
 import torch
 from torch import nn
 
+from keel.devices import cores
 from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
 from keel.engines.batched import has_hooks, is_chain
 from keel.engines.cluster import Cluster
@@ -56,11 +56,6 @@ def make_engine(name: str, problem: Problem, workers: int, cluster: Cluster | No
             return Pool(Serial(problem), workers) if workers > 1 else Serial(problem)  # which has the same bits
         case _:
             return Serial(problem)
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def at_once(engine: str, workers: int, cohort: int) -> int:

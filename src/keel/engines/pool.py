@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
+from math import ceil
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Memory, Message, Path
 from keel.client import ClientResult
+from keel.devices import cores
 from keel.engines.allocator import tune
 from keel.engines.base import RoundWork, Simulated
 from keel.engines.cohort import Cohort
@@ -147,6 +149,7 @@ class Pool(Simulated):
         message, kept = self._forms(work) if training else ({}, {})
         none, memory, rows = torch.zeros(0), work.memories[0], self.engine.group
         buffers = none if self.buffers is None else self.buffers
+        count = min(self.count, max(ceil(len(work.cohort) / rows), cores()))  # more would have nothing to do
         gradient = self.weights if self.engine.recipe.algorithm.probes else none
         shared = Shared(
             _share(torch.zeros(len(astuple(work.ctx)), dtype=torch.float64)),
@@ -161,14 +164,14 @@ class Pool(Simulated):
                     _share(torch.zeros(rows)),
                     _share(buffers.expand(rows, -1)),
                 )
-                for _ in range((AHEAD + 1) * self.count)
+                for _ in range((AHEAD + 1) * count)
             ],
             _share(self.weights),
             _share(buffers),
             _share(torch.zeros(len(self.evaluator.parts), self.evaluator.width, dtype=torch.float64)),
         )
         fork = multiprocessing.get_context("fork")
-        pipes = [fork.Pipe() for _ in range(self.count)]
+        pipes = [fork.Pipe() for _ in range(count)]
         ends = [end for pair in pipes for end in pair]
         for ours, theirs in pipes:
             process = fork.Process(target=_work, args=(theirs, ends, self.engine, shared), daemon=True)
