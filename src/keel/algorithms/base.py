@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 Memory = dict[str, Tensor]
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of this step's minibatch at a point. At the local model the result is overwritten by the next call
-there; at another point it is new, so that a difference of the two can be taken. Whoever asks may change it in place."""
+there; at another point it is new, so that a difference of the two can be taken."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]

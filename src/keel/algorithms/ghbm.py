@@ -53,7 +53,7 @@ class GHBM(Algorithm):
         return {"theta": theta, "m": m}
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        return gradient(w).add_(self.beta * received["m"] / (ctx.lr * ctx.steps))
+        return (self.beta * received["m"] / (ctx.lr * ctx.steps)).add_(gradient(w))
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         known = sum(name.startswith("past.") for name in server)

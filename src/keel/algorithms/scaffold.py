@@ -60,7 +60,7 @@ class Scaffold(Algorithm):
         return {"theta": server["theta"], "c": server["c"]}
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        return gradient(w).sub_(memory["c"]).add_(received["c"])
+        return (gradient(w) - memory["c"]).add_(received["c"])
 
     def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
         control = path.full_gradient if self.option == 1 else path.mean_gradient
