@@ -1,21 +1,21 @@
-# The two commands: make demo, make test. Everything they need is installed into .venv by the rule below.
+# The two main commands are make demo and make test. Both install what they need into .venv (see the rules at the end).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint bench guard grid experiment scarce reproduction clean
+.PHONY: demo test browser coverage lint canary bench guard grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
-# Four at a time on two cores: many tests wait for other processes.
+# Four processes on two cores, because many tests wait for other processes.
 test: lint browser
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-# The report is tested in Debian's Chromium, which is installed where root can; elsewhere those tests are skipped.
+# The report is tested in Chromium. As root on Debian it is installed; elsewhere, without it, those tests are skipped.
 browser:
 	@command -v chromium >/dev/null || { \
 	    [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; \
-	} || echo "There is no Chromium (on Debian: apt install chromium); the tests of the report in it are skipped."
+	} || echo "Chromium is not installed (Debian: apt install chromium); the tests of the report page are skipped."
 
 coverage: .venv/dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term
@@ -24,6 +24,14 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Tests against the newest Flower, PyTorch and Ray, in .venv-canary. To be run on a schedule: see CONTRIBUTING.md.
+canary:
+	$(PYTHON) -m venv .venv-canary
+	.venv-canary/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	.venv-canary/bin/pip install --quiet --disable-pip-version-check --upgrade flwr torch ray
+	.venv-canary/bin/pytest -n 2 --dist loadfile tests/deploy tests/engines tests/core/test_torch_adapter.py
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py
@@ -46,21 +54,21 @@ reproduction: .venv/ready
 	$(BIN)/python tools/reproduction.py write
 
 clean:
-	rm -rf .venv .venv-bench runs
+	rm -rf .venv .venv-bench .venv-canary runs
 
-# PyTorch first and by its pin: any other version may bring gigabytes of CUDA along.
+# PyTorch is installed first, at its pinned version: other versions may install gigabytes of CUDA libraries.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-# What tests need besides: every extra, and the tools.
+# For the tests: every extra, and the tools.
 .venv/dev: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The frameworks that Keel is measured against, apart: they ask for older versions of what it uses.
+# The frameworks of the benchmarks are in an environment of their own: they require older versions of some dependencies.
 .venv-bench/ready: pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch

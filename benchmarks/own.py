@@ -1,15 +1,23 @@
-"""Seconds per round of Keel, of a plain PyTorch loop, and of the limit, one of them in a process of its own.
+"""Measures one contender on one workload: Keel, a plain PyTorch loop, or the local steps alone.
 
-    python benchmarks/own.py keel digits         # prints {"seconds": ..., "start": ...} and nothing else
+    python benchmarks/own.py keel digits         # prints one JSON object: {"seconds": ..., "start": ..., ...}
 
-The limit is what the same local steps cost with nothing around them: one process per core, one thread each, the
-allocator tuned, channels_last, the model as published (published.py). `bare` is the same with Keel's version of the
-model, so that Keel's time over `bare` is what its engine adds, and `bare` over the limit what its version saves;
-`published` is Keel with the model as published. `fedhbm` and `scaffold` are Keel with these in place of FedAvg,
-`compiled` is Keel with its program compiled.
+keel       FedAvg in Keel
+published  Keel with the model as published (published.py)
+fedhbm     Keel with FedHBM instead of FedAvg
+scaffold   Keel with SCAFFOLD instead of FedAvg
+compiled   Keel with engine.compile = true
+limit      the local steps alone: one process per core with one thread each, tuned allocator, channels_last, the model
+           as published
+bare       the same with Keel's version of the model
+naive      a loop over the clients as one would write it by hand
 
-Start-up is from the beginning of the process, with its imports, and what the first round takes beyond the fastest. Each
-tells the peak of its own process' memory, and what is left of it after the rounds.
+The time of `keel` relative to `bare` is the overhead of its engine; the time of `bare` relative to `limit` is what
+Keel's version of the model saves.
+
+Printed are `seconds` (the median over rounds), `start` (from the start of the process, imports included, to the first
+round, plus the time by which the first round exceeds the fastest), `peak` (the peak memory of this process in MB) and
+`rest` (its memory after the last round in MB).
 """
 
 import os
@@ -34,21 +42,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from workloads import WORKLOADS, Workload
 
+from keel.config.defaults import make_spec
 from keel.engines import cores
 from keel.engines.allocator import tune
-from keel.rounds import Training
-from keel.runs.spec import make_spec
-from keel.task import make_task
+from keel.runs.build import build, make_task
 
-Turn = Callable[[], list[float]]
-"""Runs; the seconds of its rounds, without the first where that is not like the others."""
+Repetition = Callable[[], list[float]]
+"""Runs the rounds and returns the seconds of each. A first round that includes start-up is left out."""
 
 
-def keel(work: Workload, algorithm: str = "fedavg", compile: bool = False, published: bool = False) -> Turn:
+def keel(work: Workload, algorithm: str = "fedavg", compile: bool = False, published: bool = False) -> Repetition:
     spec = make_spec(
         {
             "algorithm": {"name": algorithm},
-            "rounds": work.rounds + 2,  # the last, with its evaluation, is not waited for
+            "rounds": work.rounds + 2,  # stopped before the last round, which evaluates
             "local": {"steps": work.steps, "batch": work.batch, "lr": 0.01},
             "server": {"lr": 1.0},
             "participation": {"rate": work.cohort / work.clients},
@@ -59,35 +66,33 @@ def keel(work: Workload, algorithm: str = "fedavg", compile: bool = False, publi
         }
     )
     module = work.published() if published else work.module()
-    training = Training(spec, make_task(spec, module=module, data=work.data()))
+    loop = build(spec, make_task(spec, module=module, data=work.data())).loop
 
-    def turn() -> list[float]:
+    def repetition() -> list[float]:
         seconds: list[float] = []
-        training.run(
-            training.start(), [lambda record, position, took: seconds.append(took)], lambda: len(seconds) > work.rounds
-        )
-        return seconds[1:]  # in the first the workers start, or the compiler works
+        loop.run(loop.start(), [lambda record, state, took: seconds.append(took)], lambda: len(seconds) > work.rounds)
+        return seconds[1:]  # in the first round workers start, or the program is compiled
 
-    return turn
+    return repetition
 
 
-def naive(work: Workload) -> Turn:
-    """What one would write by hand: a deep copy, an optimiser and a loop over the clients."""
+def naive(work: Workload) -> Repetition:
+    """A loop over the clients as one would write it by hand: a deep copy and an optimiser for each."""
     module, data = work.published(), work.data()
     if work.heavy:
-        torch.set_num_threads(cores())  # small models lose by it
+        torch.set_num_threads(cores())  # slower for small models
 
-    def turn() -> list[float]:
+    def repetition() -> list[float]:
         stamps = []
         for _ in range(work.rounds + 1):
             copies = []
             for client in range(work.cohort):
-                local, held = deepcopy(module), data.client(client)
-                inputs = data.prepare(held.inputs)
+                local, examples = deepcopy(module), data.client(client)
+                inputs = data.transform(examples.inputs)
                 optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
-                for batch in torch.randperm(len(held)).split(work.batch):
+                for batch in torch.randperm(len(examples)).split(work.batch):
                     optimizer.zero_grad()
-                    cross_entropy(local(inputs[batch]), held.targets[batch]).backward()
+                    cross_entropy(local(inputs[batch]), examples.targets[batch]).backward()
                     optimizer.step()
                 copies.append(local)
             with torch.no_grad():
@@ -96,25 +101,25 @@ def naive(work: Workload) -> Turn:
             stamps.append(time.perf_counter())
         return [after - before for before, after in pairwise(stamps)]
 
-    return turn
+    return repetition
 
 
-def limit(work: Workload) -> Turn:
+def limit(work: Workload) -> Repetition:
     return _steps(work, work.published)
 
 
-def bare(work: Workload) -> Turn:
+def bare(work: Workload) -> Repetition:
     return _steps(work, work.module)
 
 
-def _steps(work: Workload, make: Callable[[], nn.Module]) -> Turn:
-    """The local steps alone, one process per core."""
+def _steps(work: Workload, make: Callable[[], nn.Module]) -> Repetition:
+    """Time the local steps alone, in one process per core."""
 
-    def turn() -> list[float]:
+    def repetition() -> list[float]:
         fork = multiprocessing.get_context("fork")
         queue = fork.Queue()
-        share = ceil(work.cohort * work.rounds / cores())
-        workers = [fork.Process(target=_share, args=(work, make, share, queue)) for _ in range(cores())]
+        clients = ceil(work.cohort * work.rounds / cores())
+        workers = [fork.Process(target=_train_clients, args=(work, make, clients, queue)) for _ in range(cores())]
         for worker in workers:
             worker.start()
         seconds = max(queue.get() for _ in workers)
@@ -122,15 +127,15 @@ def _steps(work: Workload, make: Callable[[], nn.Module]) -> Turn:
             worker.join()
         return [seconds / work.rounds] * work.rounds
 
-    return turn
+    return repetition
 
 
-def _share(work: Workload, make: Callable[[], nn.Module], clients: int, queue: Any) -> None:
+def _train_clients(work: Workload, make: Callable[[], nn.Module], clients: int, queue: Any) -> None:
     torch.set_num_threads(1)
     tune()
     module, data = make(), work.data()
-    held = data.client(0)
-    inputs, targets = data.prepare(held.inputs)[: work.batch], held.targets[: work.batch]
+    examples = data.client(0)
+    inputs, targets = data.transform(examples.inputs)[: work.batch], examples.targets[: work.batch]
     if len(work.shape) == 3:
         module = module.to(memory_format=torch.channels_last)
         inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -148,7 +153,7 @@ def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, tar
         torch._foreach_add_(parameters, list(gradients), alpha=-0.01)
 
 
-CONTENDERS: dict[str, Callable[[Workload], Turn]] = {
+CONTENDERS: dict[str, Callable[[Workload], Repetition]] = {
     "keel": keel,
     "published": partial(keel, published=True),
     "fedhbm": partial(keel, algorithm="fedhbm"),
@@ -167,12 +172,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     seconds = CONTENDERS[arguments.contender](WORKLOADS[arguments.workload])()
-    told = {"seconds": median(seconds)}
-    if arguments.contender not in ("limit", "bare"):  # which have no first round
-        told["start"] = time.time() - float(os.environ["OWN_BEGAN"]) - sum(seconds) - min(seconds)
+    measured = {"seconds": median(seconds)}
+    if arguments.contender not in ("limit", "bare"):  # these have no rounds
+        measured["start"] = time.time() - float(os.environ["OWN_BEGAN"]) - sum(seconds) - min(seconds)
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     peak, rest = (int(lines[name].split()[0]) / 1000 for name in ("VmHWM", "VmRSS"))
-    print(json.dumps({**told, "peak": peak, "rest": rest}))
+    print(json.dumps({**measured, "peak": peak, "rest": rest}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The plot of docs/performance.md and its tables, from results/performance.json.
+"""Writes the tables and the plot of docs/performance.md from results/performance.json.
 
-python benchmarks/page.py                    # writes both again
+python benchmarks/page.py
 """
 
 import json
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "performance.json"
 PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "performance.svg"
-PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 PEERS = {
     "pfl": "pfl, one process",
-    "pfl-processes": "pfl, a process per core",
+    "pfl-processes": "pfl, one process per core",
     "flower": "Flower",
     "flower-legacy": "Flower, legacy",
 }
@@ -32,7 +32,7 @@ TITLES = {
     "shakespeare": "Shakespeare's LSTM, 10 clients x 20 steps of 100",
 }
 Row = dict[str, Any]
-"""Of each contender the medians, and the seconds of each turn."""
+"""The measurements of a workload: the medians of each contender, and the seconds of each repetition ("turns")."""
 
 
 def ratio(row: Row, one: str, other: str) -> float:
@@ -41,23 +41,30 @@ def ratio(row: Row, one: str, other: str) -> float:
 
 def tables(rows: dict[str, Row]) -> dict[str, str]:
     timed = [name for name in WORKLOADS if name in rows]
-    clients = ["clients, 10 in a round", "ms a round", "of a thousand's", "start-up", "MB at the peak", "MB after it"]
+    clients = [
+        "clients, 10 per round",
+        "ms per round",
+        "relative to 1,000 clients",
+        "start-up",
+        "peak memory",
+        "memory at the end",
+    ]
     return {
         "times": _table(
-            ["seconds a round", "Keel", "limit", "best other", "of the limit", "of the best other"],
-            (_against(name, rows[name]) for name in timed),
+            ["time per round", "Keel", "limit", "best other", "Keel relative to the limit", "to the best other"],
+            (_times(name, rows[name]) for name in timed),
         ),
-        "peers": _table(["seconds a round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
-        "own": _table(["workload", "time of", "over that of", "ratio"], _own(rows)),
+        "peers": _table(["time per round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
+        "own": _table(["workload", "time of", "relative to", "ratio"], _own(rows)),
         "needs": _table(
-            ["memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
+            ["peak memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
             ([name, *_needs(rows[name])] for name in timed),
         ),
         "clients": _table(clients, _counts(rows["clients"])),
     }
 
 
-def _against(name: str, row: Row) -> list[str]:
+def _times(name: str, row: Row) -> list[str]:
     best = min((other for other in OTHERS if other in row), key=lambda other: row[other]["seconds"])
     return [
         TITLES[name],
@@ -74,7 +81,7 @@ def _others(row: Row) -> list[str]:
 
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
-    asked = [
+    pairs = [
         ("stateful", "FedHBM in Keel", "FedAvg in Keel", "fedhbm", "keel"),
         ("stateful", "SCAFFOLD in Keel", "FedAvg in Keel", "scaffold", "keel"),
         ("digits", "Keel, compiled", "Keel", "compiled", "keel"),
@@ -83,14 +90,14 @@ def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
             line
             for name in ("lenet", "resnet20")
             for line in (
-                (name, "Keel", "its steps alone", "keel", "bare"),
-                (name, "Keel's steps alone", "the limit", "bare", "limit"),
-                (name, "Keel with the published model", "the limit", "published", "limit"),
+                (name, "Keel", "its local steps alone", "keel", "bare"),
+                (name, "Keel's local steps alone", "limit", "bare", "limit"),
+                (name, "Keel with the published model", "limit", "published", "limit"),
                 (name, "Keel with the published model", "Keel", "published", "keel"),
             )
         ),
     ]
-    for name, one, other, *pair in asked:
+    for name, one, other, *pair in pairs:
         yield ["lenet" if name == "stateful" else name, one, other, _spread(rows[name], *pair)]
 
 
@@ -101,54 +108,54 @@ def _needs(row: Row) -> list[str]:
 
 def _counts(row: Row) -> Iterable[list[str]]:
     for name, count in COUNTS.items():
-        found = row[name]
+        measured = row[name]
         yield [
             f"{count:,}",
-            f"{1000 * found['seconds']:.2f}",
+            f"{1000 * measured['seconds']:.2f}",
             _spread(row, name, "n=1,000"),
-            f"{found['start']:.2f} s",
-            f"{found['memory']:.0f}",
-            f"{found['rest']:.0f}",
+            f"{measured['start']:.2f} s",
+            f"{measured['memory']:.0f} MB",
+            f"{measured['rest']:.0f} MB",
         ]
 
 
-def _seconds(found: dict[str, Any]) -> str:
-    return f"{found['seconds']:.4f} s" if found["seconds"] < 1 else f"{found['seconds']:.2f} s"
+def _seconds(measured: dict[str, Any]) -> str:
+    return f"{measured['seconds']:.4f} s" if measured["seconds"] < 1 else f"{measured['seconds']:.2f} s"
 
 
 def _spread(row: Row, one: str, other: str) -> str:
-    """The ratio of the medians, and the least and the largest of the turns: one of each, one after the other."""
-    turns = [a / b for a, b in zip(row[one]["turns"], row[other]["turns"], strict=True)]
-    return f"**{ratio(row, one, other):.2f}** ({min(turns):.2f} to {max(turns):.2f})"
+    """The ratio of the medians, and the range of the ratios within each repetition."""
+    ratios = [a / b for a, b in zip(row[one]["turns"], row[other]["turns"], strict=True)]
+    return f"**{ratio(row, one, other):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def _table(heads: list[str], lines: Iterable[list[str]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, ["---"] * len(heads), *lines])
+def _table(header: list[str], lines: Iterable[list[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [header, ["---"] * len(header), *lines])
 
 
 def plot(rows: dict[str, Row]) -> None:
-    """Each contender's time as a multiple of the limit."""
+    """Plot each contender's time per round relative to the limit."""
     names = {"keel": "Keel", **OTHERS}
     points = [
-        {"workload": name, "contender": names[contender], "of the limit": ratio(row, contender, "limit")}
+        {"workload": name, "contender": names[contender], "relative": ratio(row, contender, "limit")}
         for name, row in rows.items()
         for contender in row
         if "limit" in row and contender in names
     ]
-    told, legend = list(names.values()), altair.Legend(title=None, labelLimit=240)
+    domain, legend = list(names.values()), altair.Legend(title=None, labelLimit=240)
     base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("of the limit:Q", scale=altair.Scale(type="log"), title="round time, as a multiple of the limit"),
+        x=altair.X("relative:Q", scale=altair.Scale(type="log"), title="time per round relative to the limit"),
         y=altair.Y("workload:N", sort=list(WORKLOADS), title=None),
-        color=altair.Color("contender:N", scale=altair.Scale(domain=told, scheme="tableau10"), legend=legend),
-        shape=altair.Shape("contender:N", scale=altair.Scale(domain=told), legend=legend),
+        color=altair.Color("contender:N", scale=altair.Scale(domain=domain, scheme="tableau10"), legend=legend),
+        shape=altair.Shape("contender:N", scale=altair.Scale(domain=domain), legend=legend),
     )
     base.mark_point(size=90, filled=True).properties(width=520, height=180, padding=15).save(str(PLOT))
 
 
 def filled(page: str, rows: dict[str, Row]) -> str:
-    """The page with each table in its place."""
-    made = tables(rows)
-    return PLACE.sub(lambda place: f"{place[1]}\n{made[place[2]]}\n{place[3]}", page)
+    """The page with each table written between its two comments."""
+    by_name = tables(rows)
+    return TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", page)
 
 
 def write() -> None:

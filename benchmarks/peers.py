@@ -1,21 +1,21 @@
-"""Seconds per round of other frameworks on the FedAvg workloads of workloads.py.
+"""Measures other frameworks on the workloads of workloads.py, with FedAvg.
 
     pip install -r benchmarks/requirements.txt -c constraints.txt
-    python benchmarks/peers.py flower digits     # prints {"seconds": ..., "start": ...} and nothing else
+    python benchmarks/peers.py flower digits     # prints one JSON object: {"seconds": ..., "start": ...}
 
-    flower         Flower's simulation with Ray, an actor of one thread per core
-    flower-legacy  the same by start_simulation, which Flower advises against but which polls for no messages
-    pfl            pfl-research in one process, with a thread per core but for the MLP, which gains nothing from them
-    pfl-processes  pfl-research under torchrun, a process of one thread per core
+    flower         Flower's simulation on Ray, one single-threaded actor per core
+    flower-legacy  the same with start_simulation, which is deprecated but does not poll for messages
+    pfl            pfl-research in one process, with one thread per core, except for the MLP, which is not faster by it
+    pfl-processes  pfl-research under torchrun, one single-threaded process per core
 
-Each peer takes the same number of steps on the same shapes, which is checked. The first round is not timed: in it the
-workers start and make their data. What it takes beyond the fastest counts as start.
+Each framework takes the same number of steps on the same shapes, which is checked. The first round is not timed,
+because workers start and create their data in it. The time by which it exceeds the fastest round counts as start-up.
 """
 
 import os
 import time
 
-os.environ.setdefault("PEERS_BEGAN", str(time.time()))  # kept when this script starts itself anew
+os.environ.setdefault("PEERS_BEGAN", str(time.time()))  # kept when this script runs itself under torchrun
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
 
 import argparse
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from workloads import WORKLOADS, Workload
 
-from keel.data.federated import FederatedData
+from keel.core.examples import FederatedData
 from keel.engines import cores
 
 if TYPE_CHECKING:
@@ -48,23 +48,23 @@ RESOURCES = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
 def rounds_of(work: Workload) -> int:
-    """One that is not timed, and those that are: one where a round takes seconds."""
+    """The number of rounds: the first, which is not timed, and the timed ones."""
     return 1 + min(work.rounds, 20)
 
 
 def summary(stamps: list[float]) -> dict[str, float]:
-    """Of the times at which training began and each of its rounds ended."""
+    """The median seconds per round and the start-up, from the times at which training began and each round ended."""
     seconds = [after - before for before, after in pairwise(stamps[1:])]
     return {"seconds": median(seconds), "start": stamps[1] - min(seconds) - float(os.environ["PEERS_BEGAN"])}
 
 
 def verify(work: Workload, steps: int, before: list[Tensor], after: list[Tensor]) -> None:
-    """The peer has done the work that it is timed for."""
+    """Exit with an error unless the framework has taken all steps and changed every parameter."""
     expected = rounds_of(work) * work.cohort * work.steps
     if steps != expected:
-        raise SystemExit(f"{steps} steps were taken, not {expected}")
+        raise SystemExit(f"{expected} steps were expected (got {steps})")
     if any(torch.equal(*pair) or not pair[1].isfinite().all() for pair in zip(before, after, strict=True)):
-        raise SystemExit("a parameter has not changed, or is no longer finite")
+        raise SystemExit("a parameter has not changed, or is not finite")
 
 
 def flower(name: str) -> dict[str, float]:
@@ -173,34 +173,34 @@ def flower_legacy_client(context: "Context") -> Any:
 
 @cache
 def flower_actor(name: str) -> tuple[nn.Module, FederatedData]:
-    """What an actor makes once and keeps."""
+    """The model and the data of an actor, created once."""
     torch.set_num_threads(1)
     return WORKLOADS[name].published(), WORKLOADS[name].data()
 
 
 def flower_training(name: str, context: "Context") -> tuple[int, int]:
-    """Trains the actor's model on a client's examples; their number, and that of the steps."""
+    """Train the actor's model on a client's examples; return the number of examples and of steps."""
     module, data = flower_actor(name)
-    held = data.client(int(context.node_config["partition-id"]))
-    inputs, steps = data.prepare(held.inputs), 0
+    examples = data.client(int(context.node_config["partition-id"]))
+    inputs, steps = data.transform(examples.inputs), 0
     optimizer = torch.optim.SGD(module.parameters(), lr=LR)
-    for batch in torch.randperm(len(held)).split(WORKLOADS[name].batch):
+    for batch in torch.randperm(len(examples)).split(WORKLOADS[name].batch):
         optimizer.zero_grad()
-        cross_entropy(module(inputs[batch]), held.targets[batch]).backward()
+        cross_entropy(module(inputs[batch]), examples.targets[batch]).backward()
         optimizer.step()
         steps += 1
-    return len(held), steps
+    return len(examples), steps
 
 
 @contextmanager
 def ray_arguments() -> Iterator[dict[str, Any]]:
-    """Ray with a client per core, whose files go when it ends."""
+    """The arguments of ray.init: one client per core, and a temporary folder for Ray's files."""
     with TemporaryDirectory(prefix="ray-") as folder:
         yield {"num_cpus": cores(), "_temp_dir": folder, "log_to_driver": False}
 
 
 class Counted(nn.Module):
-    """A model as pfl takes it, which counts its steps."""
+    """A model with the interface of pfl that counts its steps."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Counted(nn.Module):
         return cross_entropy(self.inner(inputs), targets)
 
     def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """As little as can be: pfl evaluates in the first round, asked or not."""
+        """A metric that costs next to nothing: pfl always evaluates in the first round."""
         from pfl.metrics import Weighted
 
         return {"examples": Weighted.from_unweighted(len(inputs))}
@@ -230,7 +230,7 @@ def pfl(name: str) -> dict[str, float]:
     from pfl.model.pytorch import PyTorchModel
 
     work, stamps = WORKLOADS[name], []
-    np.random.seed(0)  # noqa: NPY002  pfl's processes draw the same users from it
+    np.random.seed(0)  # noqa: NPY002  pfl's processes sample users from it
     module = Counted(work.published())
     before = [parameter.detach().clone() for parameter in module.parameters()]
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
@@ -255,8 +255,8 @@ def pfl_users(work: Workload) -> Any:
     data = work.data()
 
     def user(client: int) -> PyTorchTensorDataset:
-        held = data.client(client)
-        return PyTorchTensorDataset((data.prepare(held.inputs), held.targets), user_id=str(client))
+        examples = data.client(client)
+        return PyTorchTensorDataset((data.transform(examples.inputs), examples.targets), user_id=str(client))
 
     return FederatedDataset(user, get_user_sampler("minimize_reuse", range(work.clients)))
 
@@ -278,7 +278,7 @@ def pfl_stamps(stamps: list[float]) -> Any:
 
 
 def pfl_steps(module: Counted) -> int:
-    """Of all the processes."""
+    """The steps of all processes."""
     steps = torch.tensor(module.steps)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(steps)
@@ -287,7 +287,7 @@ def pfl_steps(module: Counted) -> int:
 
 
 def pfl_processes(name: str) -> dict[str, float]:
-    """This script under torchrun, where it comes here once more and is pfl."""
+    """Run this script under torchrun, whose processes call this function again and run pfl."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         torch.set_num_threads(1)
         return pfl(name)
@@ -311,12 +311,12 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     arguments = parser.parse_args()
     with redirect_stdout(sys.stderr):
-        found = PEERS[arguments.peer](arguments.workload)
+        measured = PEERS[arguments.peer](arguments.workload)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({key: round(value, 5) for key, value in found.items()}))
+        print(json.dumps({key: round(value, 5) for key, value in measured.items()}))
 
 
 if __name__ == "__main__":
-    import peers  # by its own name, so that Ray's workers import its functions and need not be sent them
+    import peers  # as a module, so that Ray's workers import its functions instead of unpickling them
 
     peers.main()

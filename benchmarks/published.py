@@ -1,18 +1,18 @@
-"""The models of which Keel has a version that computes the same in less time, as their papers have them."""
+"""LeNet and ResNet-20 as published. Keel's versions compute the same function with fewer operations."""
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 
 def lenet(classes: int) -> nn.Module:
-    """Of Hsu et al. 2020, for CIFAR."""
+    """The CNN of Hsu et al. (2020) for CIFAR."""
     pooled = [nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
     dense = [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, classes)]
     return nn.Sequential(*pooled, nn.Flatten(), *dense)
 
 
 def resnet20(classes: int) -> nn.Module:
-    """Of He et al. 2015, for CIFAR, with group normalisation."""
+    """The ResNet-20 of He et al. (2015) for CIFAR, with GroupNorm."""
     blocks = [Block(16, 16), Block(16, 16), Block(16, 16), Block(16, 32), Block(32, 32), Block(32, 32)]
     blocks += [Block(32, 64), Block(64, 64), Block(64, 64)]
     first = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()]

@@ -1,11 +1,11 @@
-"""Seconds per round and memory of Keel, of the limit, of a plain loop and of other frameworks, measured in turns.
+"""Measures wall-clock time per round and memory of Keel, the limit, a plain loop and other frameworks.
 
-    make bench                                   # all workloads and peers; writes results/performance.json and the page
-    python benchmarks/rounds.py digits many      # some of them
-    python benchmarks/rounds.py --guard          # no peers; fails where Keel takes more than its guards allow
+    make bench                                   # all workloads; writes results/performance.json and its page
+    python benchmarks/rounds.py digits many      # some workloads
+    python benchmarks/rounds.py --guard          # without other frameworks; fails if a ratio exceeds its guard
 
-Each contender runs in a process of its own, one after the other, and round again: what else the machine does is
-everybody's. Ratios count; seconds depend on the machine. Every turn is kept.
+Each contender runs in a new process. The contenders alternate within a repetition, so that other load on the machine
+affects all of them. Compare ratios: seconds depend on the machine. The seconds of every repetition are stored.
 """
 
 import argparse
@@ -21,10 +21,11 @@ from page import PEERS, RESULTS, ratio, write
 from workloads import COUNTS, WORKLOADS
 
 HERE = Path(__file__).parent
-TURNS, OFTEN = 3, 9
-"""Of a contender; where the differences are small, of those that are to be told apart."""
-PATIENCE = 900.0
-"""Seconds after which a contender is given up."""
+REPETITIONS = 3
+MANY_REPETITIONS = 9
+"""For workloads whose contenders differ by little."""
+TIMEOUT = 900.0
+"""Seconds after which a contender is stopped."""
 GUARDS = {
     "digits": {"keel of limit": 0.4},
     "many": {"keel of limit": 0.4},
@@ -38,15 +39,17 @@ GUARDS = {
         "start n=1,000,000 of n=1,000": 2.0,
     },
 }
-"""What the seconds (or the memory, or the start-up) of one contender over those of another are not to exceed: well
-above what was measured on a quiet machine where rounds take milliseconds, a fifth above where they take seconds.
+"""The largest accepted ratio of one contender's seconds (or memory, or start-up) to another's. Where rounds take
+milliseconds it is well above the ratio on an idle machine, where they take seconds about a fifth above it.
 """
 SMALL_DIFFERENCES = {
     "stateful": {name: (name, "lenet") for name in ("keel", "fedhbm", "scaffold")},
     "clients": {name: ("keel", name) for name in COUNTS},
 }
-"""Each contender as own.py knows it, and the workload: methods with memories, and numbers of clients."""
-Turn = dict[str, float]
+"""Workloads of this script alone: algorithms with client state, and numbers of clients. Each contender is given by the
+contender and the workload of own.py."""
+Repetition = dict[str, float]
+"""What own.py or peers.py prints, and the peak memory of all processes in MB."""
 
 
 def contenders(name: str, with_peers: bool) -> list[str]:
@@ -59,25 +62,25 @@ def contenders(name: str, with_peers: bool) -> list[str]:
     return [*names, *(["naive", *peers] if with_peers else [])]
 
 
-def turn(contender: str, workload: str) -> Turn:
-    """One process from its start to its end: seconds per round, seconds of start-up, the most memory in MB."""
-    asked = SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))
-    command = [sys.executable, str(HERE / ("peers.py" if asked[0] in PEERS else "own.py")), *asked]
+def repeat(contender: str, workload: str) -> Repetition:
+    """Run one contender in a process and return what it measured."""
+    arguments = SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))
+    command = [sys.executable, str(HERE / ("peers.py" if arguments[0] in PEERS else "own.py")), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    most, began = 0.0, time.monotonic()
-    while process.poll() is None and (looked := time.monotonic()) - began < PATIENCE:
-        most = max(most, memory_of(process.pid))
-        time.sleep(max(0.2, 100 * (time.monotonic() - looked)))  # looking takes time from those who are looked at
+    peak, began = 0.0, time.monotonic()
+    while process.poll() is None and (now := time.monotonic()) - began < TIMEOUT:
+        peak = max(peak, memory_of(process.pid))
+        time.sleep(max(0.2, 100 * (time.monotonic() - now)))  # sampling takes at most 1 % of a core
     process.terminate()
     out, errors = process.communicate()
     if process.returncode != 0:
         raise SystemExit(f"{contender} failed on {workload}:\n{errors[-2000:]}")
-    told = json.loads(out)
-    return {**told, "memory": max(most, told.get("peak", 0.0))}
+    measured = json.loads(out)
+    return {**measured, "memory": max(peak, measured.get("peak", 0.0))}
 
 
 def memory_of(root: int) -> float:
-    """Megabytes of a process and all below it; what several share counts once."""
+    """The memory of a process and its descendants in MB; memory that they share counts once."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -88,10 +91,10 @@ def memory_of(root: int) -> float:
     family = {root}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
-    return sum(map(_share, family))
+    return sum(map(_proportional_memory, family))
 
 
-def _share(process: int) -> float:
+def _proportional_memory(process: int) -> float:
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -100,53 +103,53 @@ def _share(process: int) -> float:
 
 
 def measure(name: str, with_peers: bool) -> dict[str, Any]:
-    """For each contender the medians of its turns, and the seconds of each."""
+    """The medians over the repetitions of each contender, and the seconds of each repetition."""
     names = contenders(name, with_peers)
-    turns: dict[str, list[Turn]] = {contender: [] for contender in names}
-    for _ in range(OFTEN if name in SMALL_DIFFERENCES else TURNS):
+    repetitions: dict[str, list[Repetition]] = {contender: [] for contender in names}
+    for _ in range(MANY_REPETITIONS if name in SMALL_DIFFERENCES else REPETITIONS):
         for contender in names:
-            turns[contender].append(turn(contender, name))
-    return {contender: _medians(found) for contender, found in turns.items()}
+            repetitions[contender].append(repeat(contender, name))
+    return {contender: _medians(measured) for contender, measured in repetitions.items()}
 
 
-def _medians(turns: list[Turn]) -> dict[str, Any]:
-    keys = [key for key in ("seconds", "start", "memory", "rest") if key in turns[0]]
-    medians = {key: round(median(each[key] for each in turns), 5) for key in keys}
-    return {**medians, "turns": [round(each["seconds"], 5) for each in turns]}
+def _medians(repetitions: list[Repetition]) -> dict[str, Any]:
+    keys = [key for key in ("seconds", "start", "memory", "rest") if key in repetitions[0]]
+    medians = {key: round(median(measured[key] for measured in repetitions), 5) for key in keys}
+    return {**medians, "turns": [round(measured["seconds"], 5) for measured in repetitions]}
 
 
-def broken(name: str, found: dict[str, Any]) -> list[str]:
-    """The guards that a workload's seconds break."""
-    told = []
-    for words, most in GUARDS[name].items():
-        *what, one, _, other = words.split()
-        kind = what[0] if what else "seconds"
-        if (of := found[one][kind] / found[other][kind]) > most:
-            told.append(f"{name}: {words} {of:.2f}, above {most}")
-    return told
+def exceeded_guards(name: str, row: dict[str, Any]) -> list[str]:
+    """A message for each guard that the measurements of a workload exceed."""
+    messages = []
+    for guard, largest in GUARDS[name].items():
+        *kinds, one, _, other = guard.split()
+        kind = kinds[0] if kinds else "seconds"
+        if (measured := row[one][kind] / row[other][kind]) > largest:
+            messages.append(f"{name}: {guard} is {measured:.2f}, its guard is {largest}")
+    return messages
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *GUARDS], metavar="WORKLOAD")
-    parser.add_argument("--guard", action="store_true", help="fail where a ratio is above its guard; keep nothing")
+    parser.add_argument("--guard", action="store_true", help="fail if a ratio exceeds its guard; write nothing")
     arguments = parser.parse_args()
     rows: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    print(f"{'workload':12} {'contender':14} {'s a round':>10} {'of first':>9} {'start s':>8} {'MB':>7}  turns")
-    worse = []
+    print(f"{'workload':12} {'contender':14} {'s/round':>10} {'relative':>9} {'start s':>8} {'MB':>7}  repetitions")
+    failures = []
     for name in arguments.workloads or list(GUARDS):
-        rows[name] = found = measure(name, with_peers=not arguments.guard)
-        for contender, values in found.items():
-            of = ratio(found, contender, next(iter(found)))
-            figures = f"{values['seconds']:10.4f} {of:9.2f} {values.get('start', 0):8.1f} {values['memory']:7.0f}"
+        rows[name] = row = measure(name, with_peers=not arguments.guard)
+        for contender, values in row.items():
+            relative = ratio(row, contender, next(iter(row)))
+            figures = f"{values['seconds']:10.4f} {relative:9.2f} {values.get('start', 0):8.1f} {values['memory']:7.0f}"
             print(f"{name:12} {contender:14} {figures}  {' '.join(map(str, values['turns']))}", flush=True)
-        worse += broken(name, found)
+        failures += exceeded_guards(name, row)
         if not arguments.guard:
             RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
     if not arguments.guard:
         write()
-    elif worse:
-        raise SystemExit("\n".join(worse))
+    elif failures:
+        raise SystemExit("\n".join(failures))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What Ray costs beside the pool, and what a round costs its driver.
+"""Measures the engine `ray` against `pool`, and the cost of a round for its driver.
 
-    python benchmarks/scaling.py turns 3     # seconds per round of LeNet: pool and ray, 1 and 2 workers, in turns
-    python benchmarks/scaling.py driver      # what a client costs the driver, by the size of the model
-    python benchmarks/scaling.py choosing    # what a round of ten million clients costs before anybody trains
+    python benchmarks/scaling.py engines 3   # time per round of LeNet with pool and ray, 1 and 2 workers, 3 repetitions
+    python benchmarks/scaling.py driver      # the driver's cost of a client, by the size of the model
+    python benchmarks/scaling.py sampling    # the time to sample, order and weight a cohort, up to ten million clients
 
-Prints lines of JSON. Each measurement has a process of its own.
+Prints one JSON object per line. Each measurement runs in a new process.
 """
 
 import json
@@ -21,19 +21,19 @@ import torch
 from torch import nn
 from workloads import WORKLOADS, Workload
 
-from keel.data.federated import Examples, FederatedData, Partition
-from keel.engines import Problem
+from keel.config.defaults import make_spec
+from keel.core.examples import Examples, FederatedData, Partition
+from keel.core.loop import Loop
+from keel.engines import Workload as EngineWorkload
 from keel.engines.pool import Pool
 from keel.engines.serial import Serial
-from keel.rounds import Training
-from keel.runs.spec import make_spec
-from keel.task import make_task
+from keel.runs.build import build, make_task
 
 ROUNDS = 2
 WIDTHS = {"5 k parameters": 500, "50 k": 5_000, "800 k": 80_000}
 
 
-def training(engine: dict[str, Any], module: nn.Module, data: FederatedData, cohort: int, **local: Any) -> Training:
+def make_loop(engine: dict[str, Any], module: nn.Module, data: FederatedData, cohort: int, **local: Any) -> Loop:
     spec = make_spec(
         {
             "algorithm": {"name": "fedavg"},
@@ -46,28 +46,28 @@ def training(engine: dict[str, Any], module: nn.Module, data: FederatedData, coh
             "model": {"name": "custom"},
         }
     )
-    return Training(spec, make_task(spec, module=module, data=data))
+    return build(spec, make_task(spec, module=module, data=data)).loop
 
 
-def costs_of(run: Training, rounds: int) -> dict[str, float]:
-    """Of a round: seconds, and processor seconds of all processes and of the driver's own.
+def cost_of(loop: Loop, rounds: int) -> dict[str, float]:
+    """The wall-clock time of a round, and the CPU time of all processes and of the driver, in seconds.
 
-    Without the first round, in which workers start. Processor seconds count even where the machine is not ours alone.
+    The first round is left out, because workers start in it. Other load on the machine does not change CPU time.
     """
-    took, busy, own = [], [], []
+    wall_clock, all_cpu, driver_cpu = [], [], []
 
-    def note(record: Any, position: Any, seconds: float) -> None:
-        took.append(seconds)
-        busy.append(processor_seconds())
-        own.append(time.process_time())
+    def hook(record: Any, state: Any, seconds: float) -> None:
+        wall_clock.append(seconds)
+        all_cpu.append(cpu_seconds())
+        driver_cpu.append(time.process_time())
 
-    run.run(run.start(), [note], lambda: len(took) > rounds)
-    each = {"processor": (busy[-1] - busy[0]) / rounds, "driver": (own[-1] - own[0]) / rounds}
-    return {"seconds": median(took[1:]), **each}
+    loop.run(loop.start(), [hook], lambda: len(wall_clock) > rounds)
+    cpu = {"processor": (all_cpu[-1] - all_cpu[0]) / rounds, "driver": (driver_cpu[-1] - driver_cpu[0]) / rounds}
+    return {"seconds": median(wall_clock[1:]), **cpu}
 
 
-def processor_seconds() -> float:
-    """Of this process and all below it."""
+def cpu_seconds() -> float:
+    """The CPU time of this process and its descendants."""
     family, spent = {os.getpid()}, dict[int, float]()
     parents = {}
     for entry in Path("/proc").iterdir():
@@ -85,16 +85,16 @@ def processor_seconds() -> float:
 
 def lenet(name: str, workers: int) -> dict[str, Any]:
     work: Workload = WORKLOADS["lenet"]
-    run = training(
+    loop = make_loop(
         {"name": name, "workers": workers}, work.module(), work.data(), work.cohort, steps=work.steps, batch=work.batch
     )
-    if name == "pool" and workers == 1:  # else it would be `serial`, whose allocator is not tuned
-        run.engine = Pool(Serial(Problem(run.task, run.engine.recipe)), 1)  # type: ignore[attr-defined]
-    return {"engine": name, "workers": workers, **costs_of(run, ROUNDS)}
+    if name == "pool" and workers == 1:  # Keel would use `serial`, whose allocator is not tuned
+        loop.engine = Pool(Serial(EngineWorkload(loop.task, loop.engine.local)), 1)  # type: ignore[attr-defined]
+    return {"engine": name, "workers": workers, **cost_of(loop, ROUNDS)}
 
 
 def idle_data(clients: int, inputs: int = 10) -> FederatedData:
-    """One example for each client: there is next to nothing to train."""
+    """One example per client, so that training takes next to no time."""
     examples = Examples(torch.rand(100, inputs), torch.arange(100) % 2)
     return FederatedData(
         "idle", examples, examples, Partition(np.arange(clients) % 100, np.arange(clients + 1)), classes=2
@@ -102,34 +102,34 @@ def idle_data(clients: int, inputs: int = 10) -> FederatedData:
 
 
 def driver(width: int) -> dict[str, Any]:
-    """From rounds of 80 and of 400 clients that train next to nothing, what a round costs and what a client adds."""
+    """The cost of a round and of a client, from rounds of 80 and of 400 clients that hardly train."""
     costs = []
     for cohort in (80, 400):
         module = nn.Sequential(nn.Linear(10, width, bias=False), nn.AvgPool1d(width // 2))
-        run = training({"name": "ray", "workers": 1}, module, idle_data(400), cohort, steps=1, batch=1)
-        costs.append(costs_of(run, 5))
+        loop = make_loop({"name": "ray", "workers": 1}, module, idle_data(400), cohort, steps=1, batch=1)
+        costs.append(cost_of(loop, 5))
     few, many = costs
-    client = {what: (many[what] - few[what]) / 320 for what in few}
+    client = {kind: (many[kind] - few[kind]) / 320 for kind in few}
     return {
-        "parameters": run.parameters,
+        "parameters": loop.parameters,
         "client": client,
-        "round": {what: few[what] - 80 * client[what] for what in few},
+        "round": {kind: few[kind] - 80 * client[kind] for kind in few},
     }
 
 
-def choosing(clients: int) -> dict[str, Any]:
-    run = training({"name": "serial"}, nn.Linear(10, 2), idle_data(clients), clients // 100, steps=1, batch=1)
-    took = []
+def sampling(clients: int) -> dict[str, Any]:
+    loop = make_loop({"name": "serial"}, nn.Linear(10, 2), idle_data(clients), clients // 100, steps=1, batch=1)
+    seconds = []
     for t in range(1, 6):
         began = time.perf_counter()
-        cohort = run._longest_first(run.sampler.cohort(t))
-        run._context(t, cohort)
-        run._weights(cohort)
-        took.append(time.perf_counter() - began)
-    return {"clients": clients, "cohort": len(cohort), "seconds": median(took)}
+        cohort = loop.participation.cohort(t)
+        loop.participation.context(t, cohort)
+        loop.participation.weights(cohort)
+        seconds.append(time.perf_counter() - began)
+    return {"clients": clients, "cohort": len(cohort), "seconds": median(seconds)}
 
 
-def apart(*arguments: Any) -> None:
+def in_new_process(*arguments: Any) -> None:
     command = [sys.executable, __file__, "one", *map(str, arguments)]
     print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout, end="", flush=True)
 
@@ -141,19 +141,19 @@ def main() -> None:
             print(json.dumps(lenet(name, int(workers))))
         case ["one", "driver", width]:
             print(json.dumps(driver(int(width))))
-        case ["one", "choosing", clients]:
-            print(json.dumps(choosing(int(clients))))
-        case ["turns", turns]:
-            for _ in range(int(turns)):
+        case ["one", "sampling", clients]:
+            print(json.dumps(sampling(int(clients))))
+        case ["engines", repetitions]:
+            for _ in range(int(repetitions)):
                 for workers in (1, 2):
                     for name in ("pool", "ray"):
-                        apart("lenet", name, workers)
+                        in_new_process("lenet", name, workers)
         case ["driver"]:
             for width in WIDTHS.values():
-                apart("driver", width)
-        case ["choosing"]:
+                in_new_process("driver", width)
+        case ["sampling"]:
             for clients in (10**5, 10**6, 10**7):
-                apart("choosing", clients)
+                in_new_process("sampling", clients)
         case _:
             raise SystemExit(__doc__)
 

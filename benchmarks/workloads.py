@@ -1,4 +1,4 @@
-"""The workloads that contenders are timed on. Data are made up: the arithmetic is the same."""
+"""The workloads of the benchmarks. Their data are random numbers of realistic shapes: the arithmetic is the same."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +8,15 @@ import published
 import torch
 from torch import nn
 
-from keel.data.federated import Examples, FederatedData, Partition
-from keel.data.preparation import AsStored, Preparation, Tokens
+from keel.core.examples import Examples, FederatedData, Partition
+from keel.core.transforms import Identity, Transform
+from keel.data.transforms import Tokens
 from keel.models import build
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A cohort of `cohort` clients, each with `steps` minibatches of `batch`, of `clients` in all."""
+    """Rounds of `cohort` out of `clients` clients, each with `steps` minibatches of `batch` examples."""
 
     model: str
     shape: tuple[int, ...]
@@ -25,8 +26,8 @@ class Workload:
     steps: int
     batch: int
     rounds: int
-    held: int | None = None
-    """Examples of a client, where they are fewer than its steps see; clients share them then."""
+    examples_per_client: int | None = None
+    """If set, clients share a pool of examples, so that a million of them fit in memory. Default: steps * batch."""
 
     @property
     def heavy(self) -> bool:
@@ -35,8 +36,8 @@ class Workload:
 
     def data(self) -> FederatedData:
         rng = np.random.default_rng(0)
-        held = self.held or self.steps * self.batch
-        examples = min(self.clients * held, 20_000) if self.held else self.clients * held
+        size = self.examples_per_client or self.steps * self.batch
+        examples = min(self.clients * size, 20_000) if self.examples_per_client else self.clients * size
         text = self.model.endswith("lstm")
         inputs = (
             rng.integers(0, self.classes, (examples, *self.shape))
@@ -45,18 +46,18 @@ class Workload:
         )
         tensor = torch.from_numpy(inputs.astype(np.uint8) if text else inputs)
         train = Examples(tensor, torch.from_numpy(rng.integers(0, self.classes, examples)))
-        indices = np.arange(self.clients * held, dtype=np.int32)
+        indices = np.arange(self.clients * size, dtype=np.int32)
         indices %= examples
-        partition = Partition(indices, np.arange(0, self.clients * held + 1, held, dtype=np.int32))
-        prepare: Preparation = Tokens() if text else AsStored()
-        return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, prepare)
+        partition = Partition(indices, np.arange(0, self.clients * size + 1, size, dtype=np.int32))
+        transform: Transform = Tokens() if text else Identity()
+        return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, transform)
 
     def module(self) -> nn.Module:
         torch.manual_seed(0)
         return build(self.model, self.shape, self.classes, {})
 
     def published(self) -> nn.Module:
-        """As it is in the literature."""
+        """The model as published; Keel's version if there is no other."""
         match self.model:
             case "lenet":
                 return published.lenet(self.classes)
@@ -69,12 +70,12 @@ class Workload:
 DIGITS: dict[str, Any] = {"model": "mlp", "shape": (64,), "classes": 10, "steps": 8, "batch": 8}
 IMAGES: dict[str, Any] = {"shape": (3, 32, 32), "classes": 10, "clients": 100, "cohort": 10, "steps": 8, "batch": 64}
 COUNTS = {f"n={n:,}": n for n in (10**2, 10**3, 10**4, 10**5, 10**6)}
-"""Of clients, of whom ten take part in a round."""
+"""Numbers of clients; ten of them take part in a round."""
 WORKLOADS = {
     "digits": Workload(**DIGITS, clients=100, cohort=10, rounds=200),
     "many": Workload(**DIGITS, clients=1000, cohort=100, rounds=40),
     "lenet": Workload("lenet", **IMAGES, rounds=3),
     "resnet20": Workload("resnet20", **IMAGES, rounds=1),
     "shakespeare": Workload("char_lstm", (80,), 80, 100, 10, 20, 100, rounds=1),
-    **{name: Workload(**DIGITS, clients=n, cohort=10, rounds=200, held=8) for name, n in COUNTS.items()},
+    **{name: Workload(**DIGITS, clients=n, cohort=10, rounds=200, examples_per_client=8) for name, n in COUNTS.items()},
 }

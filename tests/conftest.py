@@ -1,36 +1,43 @@
-"""What tests share: small tasks, and the command called in this process."""
+"""Shared by the tests: the command called in this process, loops of small tasks, Ctrl-C."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch import nn
 
 from keel.cli import main
-from keel.data.federated import Examples, FederatedData, Partition
-from keel.rounds import Record, Training
-from keel.runs.spec import Spec, make_spec
-from keel.task import Task, make_task
+from keel.config.schema import Spec
+from keel.core.loop import Loop
+from keel.core.task import Task
+from keel.errors import KeelError
+from keel.runs.build import build
+from keel.runs.run import find_run, resume, run
+from keel.testing.tasks import records_of, small_network, uneven_data, uneven_loop
+
+__all__ = ["make_loop", "one_line_error", "records_of", "small_network", "uneven_data", "uneven_loop"]
 
 torch.set_num_threads(1)
-os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}  # tests tell nobody
-os.environ |= {"RAY_worker_niceness": "0"}  # or its workers wait for minutes behind the tests that run beside them
+os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}  # no telemetry
+os.environ |= {"RAY_worker_niceness": "0"}  # at Ray's low priority its workers wait minutes for other tests
 settings.register_profile("keel", deadline=None, max_examples=60)
 settings.load_profile("keel")
 
 
 @dataclass(frozen=True)
 class Called:
+    """The result of a command."""
+
     code: int
     out: str
     err: str
@@ -38,67 +45,117 @@ class Called:
 
 @pytest.fixture
 def keel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Called]:
-    """Calls the command as a user would, from an empty folder."""
+    """Call the command as a user does, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str | Path) -> Called:
         monkeypatch.setattr(sys, "argv", ["keel", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_:
             main()
         captured = capsys.readouterr()
-        return Called(int(ended.value.code or 0), captured.out, captured.err)
+        return Called(int(exit_.value.code or 0), captured.out, captured.err)
 
     return call
 
 
-def uneven_data(seed: int = 0, sizes: tuple[int, ...] = (3, 11, 7, 4, 16, 9), inputs: int = 5) -> FederatedData:
-    """Clients of unequal size with unequal label mixes, three classes."""
-    rng = np.random.default_rng(seed)
-    total = sum(sizes)
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    labels = (client + rng.integers(0, 2, total)) % 3
-    features = rng.normal(size=(total, inputs)) + labels[:, None] + 0.3 * client[:, None]
-    examples = Examples(torch.from_numpy(features).float(), torch.from_numpy(labels))
-    parts = [np.flatnonzero(client == c) for c in range(len(sizes))]
-    return FederatedData("uneven", examples, examples, Partition.of(parts), 3)
+@contextmanager
+def one_line_error(message: str) -> Iterator[None]:
+    """Expect a KeelError of one line that contains the message."""
+    with pytest.raises(KeelError) as caught:
+        yield
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def small_network(seed: int = 0, inputs: int = 5) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 3))
+def make_loop(spec: Spec, task: Task, workers: int | None = None, engine: Any = None) -> Loop:
+    """Return the loop of a spec on a task."""
+    return build(spec, task, workers=workers, engine=engine).loop
 
 
-def uneven_training(table: dict[str, Any]) -> Training:
-    """A training on uneven clients with unequal steps, weight decay and partial participation."""
-    base: dict[str, Any] = {
-        "rounds": 25,
-        "local": {"epochs": 2, "batch": 4, "lr": 0.1, "weight_decay": 0.01},
-        "participation": {"rate": 0.5},
-        "evaluation": {"every": 5, "last": 1},
-        "engine": {"name": "serial"},
-    }
-    if "steps" in table.get("local", {}):
-        del base["local"]["epochs"]
-    merged = {**base, **{k: {**base[k], **v} if isinstance(base.get(k), dict) else v for k, v in table.items()}}
-    spec: Spec = make_spec({**merged, "data": {"name": "custom"}, "model": {"name": "custom"}})
-    task: Task = make_task(spec, module=small_network(), data=uneven_data())
-    return Training(spec, task)
+def run_in_process(spec: Spec, path: Path) -> Any:
+    """Run, resume or skip a run as a worker of a batch does, without a worker, and return its summary."""
+    folder = find_run(spec, path)
+    if folder is not None and folder.ended:
+        return folder.summary
+    return (run(spec, out=path, workers=1) if folder is None else resume(path, workers=1)).summary
 
 
-def records_of(training: Training) -> list[Record]:
-    records: list[Record] = []
-    training.run(training.start(), [lambda record, *_: records.append(record)])
-    return records
+class InlineExecutor:
+    """A ProcessPoolExecutor that runs each job in this process, when it is submitted."""
+
+    def __init__(self, workers: int, context: object, initializer: Callable[..., None], initargs: tuple[Any, ...]):
+        initializer(*initargs)
+
+    def __enter__(self) -> "InlineExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # as in a worker process, also KeyboardInterrupt
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_: object) -> None:
+        pass
 
 
-def stopped_by_ctrl_c(command: list[str], folder: Path, metrics: str, lines: int) -> None:
-    """Runs a command until one of its runs has so many lines, then presses Ctrl-C as a terminal does."""
-    group = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True)
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not any(file.read_text().count("\n") > lines for file in folder.glob(metrics)):
-        time.sleep(0.02)
-    os.killpg(group.pid, signal.SIGINT)
-    _, messages = group.communicate(timeout=90)
-    assert group.returncode == 130
-    assert b"the same command goes on" in messages
-    assert b"Traceback" not in messages
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the jobs of sweeps and comparisons in this process: a worker process takes seconds to import PyTorch."""
+    before = signal.getsignal(signal.SIGINT)  # a worker sets its own handler
+    monkeypatch.setattr("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Command:
+    """The command in a process of its own, which is forked from one that has imported PyTorch already."""
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["keel.cli", "keel.runs.run"])
+
+    def __init__(self, folder: Path, arguments: Sequence[str]):
+        self.stderr = folder / ".stderr"
+        self.process = self.context.Process(target=_command, args=(folder, list(arguments), self.stderr))
+        self.process.start()
+
+    def wait_for_records(self, folder: Path, pattern: str, records: int) -> None:
+        """Wait until a metrics file has more than so many records."""
+        deadline = time.monotonic() + 90
+        while not any(file.read_text().count("\n") > records for file in folder.glob(pattern)):
+            assert self.process.is_alive(), self.stderr.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def stop(self, number: signal.Signals, group: bool = False) -> Called:
+        """Send a signal, to the children too if `group`, and wait for the end."""
+        assert self.process.pid is not None
+        (os.killpg if group else os.kill)(self.process.pid, number)
+        self.process.join(90)
+        assert self.process.exitcode is not None
+        return Called(self.process.exitcode, "", self.stderr.read_text())
+
+
+def _command(folder: Path, arguments: list[str], stderr: Path) -> None:
+    os.setsid()  # a process group, as a terminal starts one
+    os.chdir(folder)
+    for descriptor, path in (1, os.devnull), (2, str(stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["keel", *arguments]
+    main()
+
+
+def stopped_by_ctrl_c(arguments: Sequence[str], folder: Path, metrics: str, records: int) -> None:
+    """Run a command until one of its runs has more than so many records, then send Ctrl-C as a terminal does."""
+    command = Command(folder, arguments)
+    command.wait_for_records(folder, metrics, records)
+    ended = command.stop(signal.SIGINT, group=True)
+    assert ended.code == 130
+    assert "the same command" in ended.err
+    assert "Traceback" not in ended.err

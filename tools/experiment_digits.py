@@ -1,10 +1,14 @@
-"""Every method of a grid at its best point, over five seeds: python tools/experiment_digits.py results/NAME_grid.toml
+"""Run every method of a grid at its best point, over five seeds, and write the results.
 
-Writes results/NAME.json and, for the digits grid itself, a curve and a table into each page of docs/algorithms. Runs
-that exist are not run again.
+    python tools/experiment_digits.py results/NAME_grid.toml   run; write results/NAME.json
+    python tools/experiment_digits.py pages                    rewrite the tables in docs/ from results/
+
+For the digits grid, the first command also draws the curves and writes the tables of docs/algorithms. Existing runs are
+not repeated.
 """
 
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -12,32 +16,38 @@ from typing import Any
 
 import altair as alt
 
-from keel.reporting.charts import COLOURS, DASHES
-from keel.reporting.comparison import Comparison, Method, compare
-from keel.reporting.tables import accuracy
-from keel.runs.batch import Job
-from keel.runs.comparing import run_jobs
-from keel.runs.spec import make_spec, override
+from keel.config.defaults import make_spec
+from keel.config.overrides import override
+from keel.report.charts import COLOURS, DASHES
+from keel.report.comparison import Comparison, compare
+from keel.report.method import Method
+from keel.report.tables import accuracy
+from keel.runs.compare import run_jobs
+from keel.runs.parallel import Job
 from keel.units import size
 
 ROOT = Path(__file__).parents[1]
-PAGES, IMAGES = ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"
+RESULTS, PAGES, IMAGES = ROOT / "results", ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"
+SUMMARY = ROOT / "docs/results.md"
 SEEDS = 5
-EVERY = 6
-"""Rounds between the points of a curve, so that the pictures stay small."""
+CURVE_STEP = 6
+"""Rounds between the points of a curve, so that the images stay small."""
 MARK = "<!-- measured -->"
+HEADER = ["| method | accuracy | rounds to FedAvg's final accuracy | bytes until then |", "|---|---|---|---|"]
 REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.03, "evaluation.every": 1, "evaluation.last": 10}
 """Centralized training: a round is an epoch over all the data."""
 
+Row = dict[str, Any]
 
-def best_points(grid: Path) -> dict[str, dict[str, Any]]:
-    """Each method's fields at the best point of its grid."""
+
+def best_points(grid: Path) -> dict[str, Row]:
+    """Return each method's fields at the best point of its grid."""
     setting = tomllib.loads(grid.read_text())["setting"]
     rows = [row for row in json.loads(grid.with_suffix(".json").read_text()) if row["best"]]
     return {row["algorithm"]: setting | {k: v for k, v in row.items() if "." in k} for row in rows}
 
 
-def run_methods(points: dict[str, dict[str, Any]], folder: Path) -> Comparison:
+def run_methods(points: dict[str, Row], folder: Path) -> Comparison:
     specs = [
         make_spec(override({"algorithm": {"name": name}, "seed": seed}, [f"{k}={json.dumps(v)}" for k, v in p.items()]))
         for name, p in points.items()
@@ -46,12 +56,13 @@ def run_methods(points: dict[str, dict[str, Any]], folder: Path) -> Comparison:
     return compare(run_jobs([Job(spec, folder / spec.label) for spec in specs], quiet=False), baseline="fedavg")
 
 
-def picture(methods: list[Method], path: Path, every: int = EVERY) -> None:
+def draw_curves(methods: list[Method], path: Path, step: int = CURVE_STEP) -> None:
+    """Draw the accuracy over rounds, averaged over the seeds."""
     values = [
         {"method": m.label, "round": int(t), "accuracy": round(float(mean), 3)}
         for m in methods
         for t, mean in zip(m.rounds, m.accuracy.mean(axis=0), strict=True)
-        if t % every == 0
+        if t % step == 0
     ]
     labels = [m.label for m in methods]
     chart = (
@@ -70,51 +81,76 @@ def picture(methods: list[Method], path: Path, every: int = EVERY) -> None:
     chart.save(path)
 
 
-def table(comparison: Comparison, names: list[str] | None = None) -> str:
-    """Rows in the order of `names`, or fastest first."""
-    rows = {row["algorithm"]: row for row in comparison.rows()}
-    fastest = sorted(rows, key=lambda n: (rows[n]["rounds_to_target"] or 10**9, -(rows[n]["accuracy_mean"] or 0)))
-    lines = ["| method | accuracy | rounds to FedAvg's final accuracy | bytes until then |", "|---|---|---|---|"]
-    for row in (rows[name] for name in names or fastest):
+def shown_methods(name: str) -> list[str]:
+    """Return the methods on a method's page: itself and, for federated methods, FedAvg and FedHBM."""
+    return [name] if name == "centralized" else list(dict.fromkeys([name, "fedavg", "fedhbm"]))
+
+
+def table(rows: list[Row], names: list[str] | None = None) -> str:
+    """Return a Markdown table with the rows in the order of `names`; by default the fastest method is first."""
+    by_name = {row["algorithm"]: row for row in rows}
+    fastest = sorted(rows, key=lambda row: (row["rounds_to_target"] or 10**9, -(row["accuracy_mean"] or 0)))
+    lines = list(HEADER)
+    for row in fastest if names is None else [by_name[name] for name in names]:
         rounds = row["rounds_to_target"] or ("never" if row["target"] else "-")
         lines.append(f"| {row['label']} | {accuracy(row)} | {rounds} | {size(row['bytes_to_target'])} |")
     return "\n".join(lines)
 
 
-def write_pages(comparison: Comparison) -> None:
-    methods = {method.algorithm: method for method in comparison.methods}
-    for name, method in methods.items():
-        if name == "centralized":
-            picture([method], IMAGES / f"{name}.svg", every=1)
-            words = (
-                "On the digits, 30 epochs, momentum 0.9, rate 0.1, batch 8, five seeds, averaged over the last ten\n"
-                "epochs; `make experiment` measures it again."
-            )
-            shown = [name]
-        else:
-            shown = [name, *(other for other in ("fedavg", "fedhbm") if other != name)]
-            picture([methods[other] for other in shown], IMAGES / f"{name}.svg")
-            words = (
-                "On the digits, one class per client, 10 of 100 clients in a round, 300 rounds, five seeds, at the\n"
-                "best of [the declared grid](../../results/digits_grid.toml); `make experiment` measures it again."
-            )
-        curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
-        page = PAGES / f"{name}.md"
-        head = page.read_text().split(MARK)[0]
-        page.write_text(f"{head}{MARK}\n\n## Measured\n\n{words}\n\n{table(comparison, shown)}\n\n{curve}\n")
+def measured_section(name: str, rows: list[Row]) -> str:
+    """Return the section of a method's page with its results."""
+    text = (
+        "Digits, one class per client, 10 of 100 clients per round, 300 rounds, five seeds, at the best point of\n"
+        "[the grid](../../results/digits_grid.toml). `make experiment` repeats the runs."
+    )
+    if name == "centralized":
+        text = (
+            f"Digits, {REFERENCE['rounds']} epochs, momentum 0.9, learning rate {REFERENCE['local.lr']}, batch size 8, "
+            "five seeds, accuracy averaged over\nthe last ten epochs. `make experiment` repeats the runs."
+        )
+    curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
+    return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages with the tables that results/ gives."""
+    rows = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("digits", "digits_scarce")}
+    texts = {}
+    for row in rows["digits"]:
+        page = PAGES / f"{row['algorithm']}.md"
+        texts[page] = page.read_text().split(MARK)[0] + measured_section(row["algorithm"], rows["digits"])
+    tables = iter([table(rows["digits"]), table(rows["digits_scarce"])])
+    pattern = re.escape("\n".join(HEADER)) + r"(\n\|.*)+"
+    texts[SUMMARY] = re.sub(pattern, lambda _: next(tables), SUMMARY.read_text())
+    return texts
+
+
+def write_pages() -> None:
+    for path, text in pages().items():
+        path.write_text(text)
 
 
 def main(grid: Path) -> None:
     name = grid.stem.removesuffix("_grid")
-    whole = name == "digits"
-    points = best_points(grid) | ({"centralized": REFERENCE} if whole else {})
+    points = best_points(grid) | ({"centralized": REFERENCE} if name == "digits" else {})
     comparison = run_methods(points, ROOT / "runs" / name)
-    text = "[\n" + ",\n".join(json.dumps(row) for row in comparison.rows()) + "\n]\n"
-    (ROOT / "results" / f"{name}.json").write_text(text)
-    if whole:
-        write_pages(comparison)
-    print(table(comparison))
+    rows = comparison.rows()
+    (RESULTS / f"{name}.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    if name == "digits":
+        methods = {method.algorithm: method for method in comparison.methods}
+        for algorithm in methods:
+            shown = [methods[other] for other in shown_methods(algorithm)]
+            step = 1 if algorithm == "centralized" else CURVE_STEP
+            draw_curves(shown, IMAGES / f"{algorithm}.svg", step)
+    write_pages()
+    print(table(rows))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    match sys.argv[1:]:
+        case ["pages"]:
+            write_pages()
+        case [path]:
+            main(Path(path))
+        case _:
+            sys.exit(__doc__)

@@ -1,4 +1,4 @@
-"""Makes src/keel/data/digits.npz from scikit-learn's copy of the UCI optical digits.
+"""Write src/keel/data/digits.npz from scikit-learn's copy of the UCI optical digits.
 
 pip install scikit-learn && python tools/make_digits.py
 """
@@ -13,7 +13,7 @@ TARGET = Path(__file__).parents[1] / "src/keel/data/digits.npz"
 digits = load_digits()
 np.savez_compressed(
     TARGET,
-    images=digits.images.astype(np.uint8),  # (1797, 8, 8), values 0 to 16
+    images=digits.images.astype(np.uint8),  # (1797, 8, 8), values from 0 to 16
     labels=digits.target.astype(np.uint8),
 )
 print(f"{TARGET.name}: {len(digits.target)} images, {TARGET.stat().st_size:,} bytes")

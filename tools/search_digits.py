@@ -1,4 +1,7 @@
-"""Runs a grid of results/ and keeps each point beside it: python tools/search_digits.py GRID.toml [METHOD ...]"""
+"""Search a grid of results/ and write the score of every point to the JSON file of the same name.
+
+python tools/search_digits.py GRID.toml [METHOD ...]
+"""
 
 import json
 import sys
@@ -9,32 +12,33 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from keel.rounds import Training
-from keel.runs.spec import make_spec, override
-from keel.task import make_task
+from keel.config.defaults import make_spec
+from keel.config.overrides import override
+from keel.runs.build import build, make_task
 
 Job = tuple[str, dict[str, Any], int]
 
 
 def accuracy(job: Job) -> tuple[float, float]:
-    """The validation accuracy averaged over all rounds and over the last ones; zeros for a run that diverged."""
+    """Return the validation accuracy averaged over all rounds and over the last 100; zeros if the run diverged."""
     name, point, seed = job
     table = {"algorithm": {"name": name}, "seed": seed, "evaluation": {"on": "validation", "every": 2}}
     spec = make_spec(override(table, [f"{field}={json.dumps(value)}" for field, value in point.items()]))
-    training, curve = Training(spec, make_task(spec)), {}
-    status = training.run(training.start(), [lambda r, *_: curve.update({r["round"]: r.get("accuracy")})])
+    loop, curve = build(spec, make_task(spec)).loop, {}
+    status = loop.run(loop.start(), [lambda r, *_: curve.update({r["round"]: r.get("accuracy")})])
     if status != "finished":
         return 0.0, 0.0
     return fmean(curve[t] for t in curve if t % 2 == 0), fmean(curve[t] for t in curve if t > spec.rounds - 100)
 
 
 def search(name: str, grid: dict[str, Any], workers: ProcessPoolExecutor) -> list[dict[str, Any]]:
+    """Return a row for each point of a method's grid, averaged over the seeds; the best one is marked."""
     axes = grid["local"] | grid["grid"][name]
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     jobs: list[Job] = [(name, grid["setting"] | point, seed) for point in points for seed in grid["seeds"]]
-    found = list(workers.map(accuracy, jobs))
+    scores = list(workers.map(accuracy, jobs))
     seeds = len(grid["seeds"])
-    groups = [found[i : i + seeds] for i in range(0, len(found), seeds)]
+    groups = [scores[i : i + seeds] for i in range(0, len(scores), seeds)]
     overall, last = ([fmean(pair[k] for pair in group) for group in groups] for k in (0, 1))
     best = overall.index(max(overall))
     print(name, *(f"{k}={v}" for k, v in points[best].items()), f"{overall[best]:.4f}", file=sys.stderr)
@@ -47,8 +51,8 @@ def search(name: str, grid: dict[str, Any], workers: ProcessPoolExecutor) -> lis
 def main(path: Path, names: list[str]) -> None:
     grid, results = tomllib.loads(path.read_text()), path.with_suffix(".json")
     names = names or list(grid["grid"])
-    known = json.loads(results.read_text()) if results.exists() else []
-    rows = [row for row in known if row["algorithm"] not in names and row["algorithm"] in grid["grid"]]
+    stored = json.loads(results.read_text()) if results.exists() else []
+    rows = [row for row in stored if row["algorithm"] not in names and row["algorithm"] in grid["grid"]]
     with ProcessPoolExecutor() as workers:
         for name in names:
             rows += search(name, grid, workers)

@@ -14,26 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keel.algorithms.base import Algorithm, ClientContext, Context, Path, Report, hyperparameters, weighted_mean
-    from keel.data.federated import Examples, FederatedData, Partition
-    from keel.data.own import federate, from_dataset, from_partitioner
+    from keel.config.defaults import make_spec
+    from keel.config.schema import Spec
+    from keel.core.examples import Examples, FederatedData, Partition
+    from keel.core.observers import Observer
+    from keel.data.dataset import Dataset
+    from keel.data.federate import federate, from_dataset, from_partitioner
     from keel.errors import KeelError
-    from keel.runs.run import Run, resume, run
-    from keel.runs.spec import Spec, make_spec
+    from keel.runs.result import Run
+    from keel.runs.run import resume, run
 
 _HOMES = {
     # run an experiment
     "run": "keel.runs.run",
     "resume": "keel.runs.run",
-    "Run": "keel.runs.run",
-    "Spec": "keel.runs.spec",
-    "make_spec": "keel.runs.spec",
+    "Run": "keel.runs.result",
+    "Spec": "keel.config.schema",
+    "make_spec": "keel.config.defaults",
     # on data of one's own
-    "federate": "keel.data.own",
-    "from_dataset": "keel.data.own",
-    "from_partitioner": "keel.data.own",
-    "FederatedData": "keel.data.federated",
-    "Examples": "keel.data.federated",
-    "Partition": "keel.data.federated",
+    "federate": "keel.data.federate",
+    "from_dataset": "keel.data.federate",
+    "from_partitioner": "keel.data.federate",
+    "Dataset": "keel.data.dataset",
+    "FederatedData": "keel.core.examples",
+    "Examples": "keel.core.examples",
+    "Partition": "keel.core.examples",
     # with an algorithm of one's own
     "Algorithm": "keel.algorithms.base",
     "hyperparameters": "keel.algorithms.base",
@@ -42,6 +47,8 @@ _HOMES = {
     "Path": "keel.algorithms.base",
     "Report": "keel.algorithms.base",
     "weighted_mean": "keel.algorithms.base",
+    # watch a run
+    "Observer": "keel.core.observers",
     # what goes wrong
     "KeelError": "keel.errors",
 }
@@ -50,9 +57,11 @@ __all__ = [
     "Algorithm",
     "ClientContext",
     "Context",
+    "Dataset",
     "Examples",
     "FederatedData",
     "KeelError",
+    "Observer",
     "Partition",
     "Path",
     "Report",

@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this. The command prints it as one line and exits with 2."""
+"""The exceptions of Keel. A KeelError is one that the user can fix: the command prints one line and exits with 2."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,27 +9,28 @@ if TYPE_CHECKING:
 
 
 class KeelError(ValueError):
-    """A mistake in a spec, an option or the data, said in the user's words with what would be accepted."""
+    """An invalid spec, option or data set; the message names the field, the value and the fix."""
 
 
-class Stopped(Exception):
-    """Ctrl-C came while many runs were under way: each has finished its round and saved it."""
+class Interrupted(Exception):
+    """Ctrl-C while several runs were active: each of them has finished its round and saved it."""
 
 
-def unknown(kind: str, value: str, known: Iterable[str]) -> KeelError:
-    """An error for a name that is not known, with the nearest known one if there is one."""
+def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "") -> KeelError:
+    """The error for an unknown name, with a suggestion if a known name is similar."""
     names = sorted(known)
     lower = {name.lower(): name for name in names}
     near = get_close_matches(value.lower(), lower, n=1)
     hint = f"did you mean {lower[near[0]]!r}? " if near else ""
-    return KeelError(f"{kind}: {value!r} is not known; {hint}accepted: {', '.join(names)}")
+    choice = f"known: {', '.join([*names, *([also] if also else [])])}" if names or also else "it has none"
+    return KeelError(f"unknown {kind} {value!r}; {hint}{choice}")
 
 
 def explain(error: "ValidationError", table: str = "") -> str:
-    """pydantic's findings as one line: the first in full, the number of the others."""
-    findings = error.errors(include_url=False)
-    first = findings[0]
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    """Pydantic's error as one line: the first problem in full, and the number of the others."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, KeelError):
         return f"{cause}{more}"
@@ -37,7 +38,9 @@ def explain(error: "ValidationError", table: str = "") -> str:
     field = ".".join(part for part in parts if part.isidentifier() or part.isdigit())
     if cause is not None:
         return f"{field}: {cause}{more}"
-    message = first["msg"][:1].lower() + first["msg"][1:]
+    message = first["msg"].removeprefix("Input should be ")
     if first["type"] in ("bool_parsing", "bool_type"):
-        message = "should be true or false"
-    return f"{field}: {message}, not {first['input']!r}{more}"
+        message = "true or false"
+    if message == first["msg"]:
+        return f"{field}: {message[:1].lower()}{message[1:]} (got {first['input']!r}){more}"
+    return f"{field} must be {message} (got {first['input']!r}){more}"

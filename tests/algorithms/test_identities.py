@@ -1,6 +1,8 @@
-"""Algorithms that must coincide, and cases small enough to do by hand."""
+"""Algorithms that must coincide, and steps that are computed by hand."""
 
+import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,18 +11,26 @@ from torch import Tensor
 
 from keel.algorithms import make_algorithm
 from keel.algorithms.base import ClientContext, Path, Report
-from keel.data.federated import Partition
-from keel.rounds import Training
-from keel.runs.spec import make_spec
-from keel.task import make_task
-from tests.conftest import small_network, uneven_data, uneven_training
+from keel.config.defaults import make_spec
+from keel.core.examples import Partition
+from keel.runs.build import make_task
+from tests.conftest import make_loop, small_network, uneven_data, uneven_loop
+
+ROUNDS = 10
+FEDAVG = {"name": "fedavg"}
 
 
-def final(table: dict[str, Any]) -> Tensor:
-    training = uneven_training(table)
-    position = training.start()
-    training.run(position, [])
-    return position.server["theta"]
+def final_model(algorithm: dict[str, Any], sampler: str = "uniform") -> Tensor:
+    return _final_model(json.dumps(algorithm), sampler)
+
+
+@cache
+def _final_model(algorithm: str, sampler: str) -> Tensor:
+    participation = {"rate": 0.5, "sampler": sampler}
+    loop = uneven_loop({"algorithm": json.loads(algorithm), "rounds": ROUNDS, "participation": participation})
+    state = loop.start()
+    loop.run(state)
+    return state.server["theta"]
 
 
 @pytest.mark.parametrize(
@@ -39,55 +49,51 @@ def final(table: dict[str, Any]) -> Tensor:
     ],
     ids=str,
 )
-def test_without_momentum_they_are_fedavg(algorithm: dict[str, Any]) -> None:
-    torch.testing.assert_close(final({"algorithm": algorithm}), final({"algorithm": {"name": "fedavg"}}))
+def test_it_equals_fedavg_without_its_extra_term(algorithm: dict[str, Any]) -> None:
+    torch.testing.assert_close(final_model(algorithm), final_model(FEDAVG))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("special", "simpler"),
     [
         ({"name": "scaffold_m", "beta": 1.0}, {"name": "scaffold"}),
         ({"name": "mimemom", "beta": 0.0}, {"name": "mime"}),
         ({"name": "ghbm", "tau": 1, "beta": 0.7}, {"name": "fedadc", "beta": 0.7}),
-        ({"name": "mimelitemom", "beta": 0.0}, {"name": "fedavg"}),
+        ({"name": "mimelitemom", "beta": 0.0}, FEDAVG),
     ],
     ids=str,
 )
-def test_algorithms_that_coincide(one: dict[str, Any], other: dict[str, Any]) -> None:
-    torch.testing.assert_close(final({"algorithm": one}), final({"algorithm": other}), rtol=1e-4, atol=1e-5)
+def test_a_special_case_equals_the_simpler_algorithm(special: dict[str, Any], simpler: dict[str, Any]) -> None:
+    torch.testing.assert_close(final_model(special), final_model(simpler), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "mime"])
-def test_with_one_client_there_is_no_drift_to_correct(name: str) -> None:
-    # All data at one client that always takes part, in one minibatch: the corrections cancel and SGD is left.
-    whole = {"participation": {"rate": 1.0}, "local": {"batch": 1000, "epochs": 3, "lr": 0.05}, "rounds": 8}
-    settings = make_spec({**whole, "data": {"name": "custom"}, "model": {"name": "custom"}})
+def test_drift_correction_has_no_effect_with_one_client(name: str) -> None:
+    # One client has all examples and trains on them in one minibatch: the corrections cancel out.
+    table = {"participation": {"rate": 1.0}, "local": {"batch": 1000, "epochs": 3, "lr": 0.05}, "rounds": 8}
+    settings = make_spec({**table, "data": {"name": "custom"}, "model": {"name": "custom"}})
     data = uneven_data()
-    alone = replace(data, partition=Partition.of([data.partition.indices]))
+    pooled = replace(data, partition=Partition.of([data.partition.indices]))
     ends = []
     for algorithm in (name, "fedavg"):
         spec = settings.model_copy(update={"algorithm": make_algorithm(algorithm)})
-        training = Training(spec, make_task(spec, module=small_network(), data=alone))
-        position = training.start()
-        training.run(position, [])
-        ends.append(position.server["theta"])
+        loop = make_loop(spec, make_task(spec, module=small_network(), data=pooled))
+        state = loop.start()
+        loop.run(state)
+        ends.append(state.server["theta"])
     if name == "mime":
         torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
-    else:  # c_i = c after every round, so the two never differ either
+    else:  # c_i = c after every round
         torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
 
 
-CYCLIC = {"participation": {"rate": 0.5, "sampler": "cyclic"}}
+def test_localghbm_equals_ghbm_under_cyclic_participation() -> None:
+    ghbm = final_model({"name": "ghbm", "tau": 2}, "cyclic")
+    torch.testing.assert_close(final_model({"name": "localghbm"}, "cyclic"), ghbm)
 
 
-def test_under_cyclic_participation_localghbm_is_ghbm() -> None:
-    local = final({"algorithm": {"name": "localghbm"}, **CYCLIC})
-    torch.testing.assert_close(local, final({"algorithm": {"name": "ghbm", "tau": 2}, **CYCLIC}))
-
-
-def test_under_uniform_participation_it_is_not() -> None:
-    local = final({"algorithm": {"name": "localghbm"}})
-    assert not torch.allclose(local, final({"algorithm": {"name": "ghbm", "tau": 2}}), atol=1e-3)
+def test_localghbm_differs_from_ghbm_under_uniform_participation() -> None:
+    assert not torch.allclose(final_model({"name": "localghbm"}), final_model({"name": "ghbm", "tau": 2}), atol=1e-3)
 
 
 def context(t: int = 1, lr: float = 0.5, steps: int = 4, period: float = 2.0) -> ClientContext:
@@ -98,7 +104,7 @@ def test_ghbm_by_hand() -> None:
     ghbm = make_algorithm("ghbm", beta=0.5, tau=2)
     server = ghbm.init_server(torch.tensor([8.0]))
     for step in (1.0, 2.0):  # theta: 8, 7, 5
-        assert ghbm.broadcast(server, context())["m"].item() == 0  # fewer than two rounds yet
+        assert ghbm.broadcast(server, context())["m"].item() == 0  # fewer than two rounds so far
         server = ghbm.aggregate(server, [Report({"delta": torch.tensor([step])}, 1.0, 4)], context())
     message = ghbm.broadcast(server, context())
     assert message["theta"].item() == 5
@@ -112,13 +118,13 @@ def test_ghbm_by_hand() -> None:
 
 def test_fedhbm_by_hand() -> None:
     fedhbm = make_algorithm("fedhbm", beta=1.0, tau_i="actual")
-    theta, memory = {"theta": torch.tensor([3.0])}, fedhbm.init_client(torch.tensor([9.0]))
+    received, state = {"theta": torch.tensor([3.0])}, fedhbm.init_client(torch.tensor([9.0]))
 
     def direction(w: float, t: int) -> float:
-        return fedhbm.direction(torch.tensor([w]), lambda _: torch.tensor([1.0]), theta, memory, context(t)).item()
+        return fedhbm.direction(torch.tensor([w]), lambda _: torch.tensor([1.0]), received, state, context(t)).item()
 
-    assert direction(2.0, t=4) == 1  # no memory, no momentum
-    message, memory = fedhbm.report(Path(torch.tensor([3.0]), torch.tensor([2.5])), theta, memory, context(4))
+    assert direction(2.0, t=4) == 1  # no momentum in the first participation
+    message, state = fedhbm.report(Path(torch.tensor([3.0]), torch.tensor([2.5])), received, state, context(4))
     assert message["delta"].item() == 0.5
     assert direction(2.0, t=9) == pytest.approx(1 + (2.5 - 2.0) / (5 * 0.5 * 4))
 
@@ -133,8 +139,8 @@ def test_scaffold_by_hand() -> None:
     received = scaffold.broadcast(server, context())
     assert scaffold.direction(one(10.0), lambda w: one(5.0), received, {"c": one(2.0)}, context()).item() == 5 - 2 + 1
     path = Path(one(10.0), one(7.0), mean_gradient=one(6.0))
-    message, memory = scaffold.report(path, received, {"c": one(2.0)}, context())
-    assert (message["delta"].item(), message["control"].item(), memory["c"].item()) == (3, 4, 6)
+    message, state = scaffold.report(path, received, {"c": one(2.0)}, context())
+    assert (message["delta"].item(), message["control"].item(), state["c"].item()) == (3, 4, 6)
     reports = [Report(message, 0.5, 4), Report({"delta": one(1.0), "control": one(2.0)}, 0.5, 4)]
     server = scaffold.aggregate(server, reports, context())
     assert server["theta"].item() == 10 - 2
@@ -143,11 +149,11 @@ def test_scaffold_by_hand() -> None:
 
 def test_feddyn_by_hand() -> None:
     feddyn = make_algorithm("feddyn", alpha=0.5)
-    server, memory = {"theta": one(4.0), "h": one(1.0)}, {"g": one(2.0)}
-    u = feddyn.direction(one(3.0), lambda w: one(7.0), {"theta": one(4.0)}, memory, context())
+    server, state = {"theta": one(4.0), "h": one(1.0)}, {"g": one(2.0)}
+    u = feddyn.direction(one(3.0), lambda w: one(7.0), {"theta": one(4.0)}, state, context())
     assert u.item() == 7 - 2 + 0.5 * (3 - 4)
-    message, memory = feddyn.report(Path(one(4.0), one(2.0)), {}, memory, context())
-    assert memory["g"].item() == 2 + 0.5 * 2
+    message, state = feddyn.report(Path(one(4.0), one(2.0)), {}, state, context())
+    assert state["g"].item() == 2 + 0.5 * 2
     server = feddyn.aggregate(server, [Report(message, 1.0, 4)], context())
     assert server["h"].item() == 1 + 0.5 * 2 / 4 * 2
     assert server["theta"].item() == 4 - 2 - 1.5 / 0.5
@@ -155,10 +161,10 @@ def test_feddyn_by_hand() -> None:
 
 def test_adabest_by_hand() -> None:
     adabest = make_algorithm("adabest", mu=0.5, beta=0.25)
-    memory = {"h": one(6.0), "last": one(4.0)}
-    message, memory = adabest.report(Path(one(4.0), one(2.0)), {}, memory, context(t=7))
-    assert memory["h"].item() == 6 / 3 + 0.5 * 2
-    assert memory["last"].item() == 7
+    state = {"h": one(6.0), "last": one(4.0)}
+    message, state = adabest.report(Path(one(4.0), one(2.0)), {}, state, context(t=7))
+    assert state["h"].item() == 6 / 3 + 0.5 * 2
+    assert state["last"].item() == 7
     server = adabest.aggregate({"theta": one(4.0), "average": one(10.0)}, [Report(message, 1.0, 4)], context())
     assert server["average"].item() == 2
     assert server["theta"].item() == 2 - 0.25 * (10 - 2)
@@ -169,7 +175,9 @@ def test_fedadam_and_its_siblings_by_hand() -> None:
     state = {"theta": one(1.0), "m": one(1.0), "v": one(16.0)}
     expected = {"fedadam": 0.75 * 16 + 0.25 * 9, "fedyogi": 16 - 0.25 * 9, "fedadagrad": 16 + 9}
     for name, v in expected.items():
-        server = make_algorithm(name, beta1=0.5, beta2=0.75, epsilon=1.0).aggregate(state, report, context())
+        server = make_algorithm(
+            name, beta1=0.5, epsilon=1.0, **({} if name == "fedadagrad" else {"beta2": 0.75})
+        ).aggregate(state, report, context())
         assert server["v"].item() == v
         assert server["theta"].item() == pytest.approx(1 - 2 / (v**0.5 + 1))
 

@@ -1,4 +1,4 @@
-"""An algorithm of a user's own: one class, no edit inside the package."""
+"""An algorithm outside the package, as a user writes one."""
 
 from torch import Tensor
 
@@ -7,20 +7,21 @@ import keel
 
 @keel.hyperparameters
 class Lookahead(keel.Algorithm):
-    """FedAvg whose clients remember where they went last time and lean a little that way again."""
+    """FedAvg whose clients add a share of their last update to each local step."""
 
     name = "lookahead"
     title = "Lookahead"
     paper = "none"
+    mean_suffices = True
 
     lean: float = 0.1
 
     def init_client(self, theta: Tensor) -> dict[str, Tensor]:
-        return {"went": 0 * theta}
+        return {"update": 0 * theta}
 
-    def direction(self, w, gradient, received, memory, ctx):  # type: ignore[no-untyped-def]
-        return gradient(w) + self.lean * memory["went"] / (ctx.lr * ctx.steps)
+    def direction(self, w, gradient, received, state, ctx):  # type: ignore[no-untyped-def]
+        return gradient(w) + self.lean * state["update"] / (ctx.lr * ctx.steps)
 
-    def report(self, path, received, memory, ctx):  # type: ignore[no-untyped-def]
+    def report(self, path, received, state, ctx):  # type: ignore[no-untyped-def]
         delta = path.start - path.end
-        return {"delta": delta}, {"went": delta}
+        return {"delta": delta}, {"update": delta}

@@ -3,9 +3,9 @@ import numpy as np
 from keel.data import digits
 
 
-def test_the_embedded_digits_are_all_there() -> None:
-    pool = digits.digits()
-    train, test = pool.train, pool.test
+def test_all_embedded_digits_are_loaded() -> None:
+    dataset = digits.digits()
+    train, test = dataset.train, dataset.test
     assert (len(train), len(test)) == (1500, 297)
     assert train.inputs.shape == (1500, 64)
     assert train.inputs.min() == 0

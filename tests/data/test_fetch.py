@@ -15,15 +15,15 @@ CONTENT = bytes(range(256)) * 9000
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT (or an archive) with ranges; can be told to hang up after some bytes, or to ignore ranges."""
+    """Serves CONTENT (or an archive) with ranges. Options: close the connection early, ignore ranges."""
 
     content = CONTENT
-    hang_up_after: int | None = None
+    close_after: int | None = None
     ranges = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[str | None] = []
+        self.ranges_requested: list[str | None] = []
 
     @property
     def url(self) -> str:
@@ -34,17 +34,17 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range") if self.server.ranges else None
-        self.server.asked.append(wanted)
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        requested = self.headers.get("Range") if self.server.ranges else None
+        self.server.ranges_requested.append(requested)
+        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested else 0
         if start >= len(self.server.content):
             self.send_error(416)
             return
         body = self.server.content[start:]
-        self.send_response(206 if wanted else 200)
+        self.send_response(206 if requested else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: self.server.hang_up_after])
+        self.wfile.write(body[: self.server.close_after])
 
     def log_message(self, *_: object) -> None:
         pass
@@ -64,36 +64,36 @@ def download(server: Server, digest: str | None = None, members: tuple[str, ...]
     return Download(server.url, digest or f"md5:{hashlib.md5(server.content).hexdigest()}", "set/file", members)
 
 
-def test_a_file_is_fetched_whole_and_checked(server: Server, tmp_path: Path) -> None:
-    heard: list[tuple[int, int | None]] = []
-    fetch(download(server), tmp_path, lambda there, total: heard.append((there, total)))
+def test_a_file_is_downloaded_and_verified_once(server: Server, tmp_path: Path) -> None:
+    reported: list[tuple[int, int | None]] = []
+    fetch(download(server), tmp_path, lambda received, total: reported.append((received, total)))
     assert (tmp_path / "set/file").read_bytes() == CONTENT
-    assert heard[-1] == (len(CONTENT), len(CONTENT))
+    assert reported[-1] == (len(CONTENT), len(CONTENT))
     assert {p.name for p in (tmp_path / "set").iterdir()} <= {"file", "file.lock"}
     fetch(download(server), tmp_path, lambda *_: None)
-    assert len(server.asked) == 1  # what is there is not fetched again
+    assert len(server.ranges_requested) == 1  # an existing file is not downloaded again
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_that_was_cut_off_is_gone_on_with(server: Server, tmp_path: Path, ranges: bool) -> None:
-    server.hang_up_after = 1000
-    with pytest.raises(KeelError, match=r"cannot be fetched .* what came is kept, and the same command goes on"):
+def test_an_interrupted_download_is_resumed(server: Server, tmp_path: Path, ranges: bool) -> None:
+    server.close_after = 1000
+    with pytest.raises(KeelError, match=r"cannot be downloaded .* repeat the command to resume the download"):
         fetch(download(server), tmp_path, lambda *_: None)
     assert (tmp_path / "set/file.part").stat().st_size == 1000
-    server.hang_up_after, server.ranges = None, ranges
+    server.close_after, server.ranges = None, ranges
     fetch(download(server), tmp_path, lambda *_: None)
-    assert server.asked == [None, "bytes=1000-" if ranges else None]
+    assert server.ranges_requested == [None, "bytes=1000-" if ranges else None]
     assert (tmp_path / "set/file").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_already_is_taken(server: Server, tmp_path: Path) -> None:
+def test_a_complete_partial_file_is_used(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/file.part").write_bytes(CONTENT)
     fetch(download(server), tmp_path, lambda *_: None)
     assert (tmp_path / "set/file").read_bytes() == CONTENT
 
 
-def test_a_file_that_is_not_the_published_one_does_not_stay(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_published_one_is_deleted(server: Server, tmp_path: Path) -> None:
     with pytest.raises(KeelError, match=r"file\.part' is not the published file \(its md5 is .*, expected 00"):
         fetch(download(server, "md5:00"), tmp_path, lambda *_: None)
     assert {p.name for p in (tmp_path / "set").iterdir()} <= {"file.lock"}
@@ -109,7 +109,7 @@ def archive(**files: bytes) -> bytes:
     return target.getvalue()
 
 
-def test_of_an_archive_the_named_files_are_taken_and_nothing_else(server: Server, tmp_path: Path) -> None:
+def test_only_the_named_files_of_an_archive_are_extracted(server: Server, tmp_path: Path) -> None:
     server.content = archive(**{"batches/one": b"1", "../outside": b"evil", "batches/two": b"2"})
     fetch(download(server, members=("batches/one", "batches/two")), tmp_path / "data", lambda *_: None)
     assert (tmp_path / "data/set/batches/one").read_bytes() == b"1"
@@ -117,13 +117,15 @@ def test_of_an_archive_the_named_files_are_taken_and_nothing_else(server: Server
     assert not list(tmp_path.rglob("outside"))
 
 
-def test_an_archive_without_the_file_is_refused(server: Server, tmp_path: Path) -> None:
+def test_an_archive_without_a_named_file_is_refused(server: Server, tmp_path: Path) -> None:
     server.content = archive(other=b"1")
     with pytest.raises(KeelError, match="file' has no file 'batches/one'"):
         fetch(download(server, members=("batches/one",)), tmp_path, lambda *_: None)
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unreachable_server_names_the_url_and_the_target_file(tmp_path: Path) -> None:
     nowhere = Download("http://127.0.0.1:9/file", "md5:00", "set/file")
-    with pytest.raises(KeelError, match=r"http://127\.0\.0\.1:9/file cannot be fetched .* put at .* by hand"):
+    with pytest.raises(
+        KeelError, match=r"http://127\.0\.0\.1:9/file cannot be downloaded .* or save the file as '.*set/file'"
+    ):
         fetch(nowhere, tmp_path, lambda *_: None)

@@ -1,4 +1,4 @@
-"""The user's own image folder, and how images of all kinds become squares of bytes."""
+"""A user's image folder, and the decoding of images to squares of bytes."""
 
 import os
 from collections import namedtuple
@@ -10,7 +10,7 @@ import pytest
 import keel
 from keel import KeelError
 from keel.data import images
-from keel.data.preparation import Pixels
+from keel.data.transforms import Pixels
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -29,7 +29,7 @@ def put(image: "Image.Image", path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two clients, of whom one has one class alone."""
+    """Two clients, one of them with a single class."""
     monkeypatch.setenv("KEEL_DATA", str(tmp_path / "data"))
     root = tmp_path / "pictures"
     put(plain(RED), root / "train/ann/cats/1.jpg")
@@ -49,26 +49,26 @@ def damage(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
-def test_a_folder_tells_clients_classes_and_images(folder: Path) -> None:
-    pool = images.images(folder=str(folder), size=8)
-    assert pool.keys is not None
-    assert pool.keys.tolist() == ["ann", "ann", "ann", "bob"]
-    assert pool.classes == 2
-    assert pool.train.targets.tolist() == [0, 0, 1, 1]
-    assert pool.test.targets.tolist() == [0, 1]
-    assert pool.train.inputs.shape == (4, 3, 8, 8)
-    colours = pool.train.inputs.float().mean((2, 3)).numpy()
+def test_clients_classes_and_images_are_read_from_the_folders(folder: Path) -> None:
+    dataset = images.images(folder=str(folder), size=8)
+    assert dataset.keys is not None
+    assert dataset.keys.tolist() == ["ann", "ann", "ann", "bob"]
+    assert dataset.classes == 2
+    assert dataset.train.targets.tolist() == [0, 0, 1, 1]
+    assert dataset.test.targets.tolist() == [0, 1]
+    assert dataset.train.inputs.shape == (4, 3, 8, 8)
+    colours = dataset.train.inputs.float().mean((2, 3)).numpy()
     np.testing.assert_allclose(colours, [RED, RED, GREEN, BLUE], atol=4)
-    np.testing.assert_allclose(pool.test.inputs.float().mean((2, 3)).numpy(), [RED, GREEN], atol=0)
+    np.testing.assert_allclose(dataset.test.inputs.float().mean((2, 3)).numpy(), [RED, GREEN], atol=0)
 
 
-def test_images_are_cropped_and_mirrored_in_training_unless_told_not_to(folder: Path) -> None:
-    assert images.images(folder=str(folder), size=16).prepare == Pixels(images.MEAN, images.STD, 2)
-    assert images.images(folder=str(folder), size=16, augment=False).prepare == Pixels(images.MEAN, images.STD, 0)
+def test_images_are_augmented_unless_disabled(folder: Path) -> None:
+    assert images.images(folder=str(folder), size=16).transform == Pixels(images.MEAN, images.STD, 2)
+    assert images.images(folder=str(folder), size=16, augment=False).transform == Pixels(images.MEAN, images.STD, 0)
 
 
 @pytest.mark.parametrize("name", ["grey.jpg", "grey.png", "cmyk.jpg", "rgba.png", "palette.png", "bits.png"])
-def test_every_mode_becomes_red_green_and_blue(name: str, tmp_path: Path) -> None:
+def test_every_image_mode_is_converted_to_rgb(name: str, tmp_path: Path) -> None:
     mode = {"grey": "L", "cmyk": "CMYK", "rgba": "RGBA", "palette": "P", "bits": "1"}[name.split(".")[0]]
     image = plain((255, 255, 255)).convert(mode)
     if mode == "P":
@@ -78,7 +78,7 @@ def test_every_mode_becomes_red_green_and_blue(name: str, tmp_path: Path) -> Non
     assert decoded.min() >= 250
 
 
-def test_the_middle_square_is_kept(tmp_path: Path) -> None:
+def test_the_centre_square_is_cropped(tmp_path: Path) -> None:
     wide = plain(RED, 30, 10)
     wide.paste(plain(GREEN, 10, 10), (10, 0))
     tall = wide.rotate(90, expand=True)
@@ -87,7 +87,7 @@ def test_the_middle_square_is_kept(tmp_path: Path) -> None:
         assert (decoded == np.array(GREEN)[:, None, None]).all()
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(tmp_path: Path) -> None:
+def test_a_large_jpeg_is_decoded_at_reduced_size_with_the_same_result(tmp_path: Path) -> None:
     ramp = np.tile(np.linspace(0, 255, 640, dtype=np.uint8), (480, 1))
     path = put(Image.fromarray(np.stack([ramp, ramp[:, ::-1], ramp], -1)), tmp_path / "ramp.jpg")
     lossless = put(Image.open(path), tmp_path / "ramp.png")
@@ -97,23 +97,23 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(tmp_path: Path
     assert (np.diff(decoded[1], axis=1) < 0).all()
 
 
-def test_a_damaged_image_is_refused_by_name_and_nothing_stays(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_image_is_refused_and_leaves_no_prepared_files(folder: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     damage(put(Image.fromarray(noise), folder / "train/bob/cats/half.jpg"))
-    with pytest.raises(KeelError, match=r"data: '.*train/bob/cats/half.jpg' is damaged or no image \(.*truncated"):
+    with pytest.raises(KeelError, match=r"data: '.*train/bob/cats/half.jpg' is damaged or not an image \(.*truncated"):
         images.images(folder=str(folder))
     assert [path for path in (tmp_path / "data/prepared").iterdir() if path.is_dir()] == []
 
 
-def test_what_is_no_image_is_refused_by_name(folder: Path) -> None:
+def test_a_file_that_is_not_an_image_is_refused(folder: Path) -> None:
     (folder / "test/cats/text.png").write_text("not an image")
-    with pytest.raises(KeelError, match=r"test/cats/text.png' is damaged or no image"):
+    with pytest.raises(KeelError, match=r"test/cats/text.png' is damaged or not an image"):
         images.images(folder=str(folder))
 
 
-def test_deep_pixels_are_refused_rather_than_cut_off(tmp_path: Path) -> None:
+def test_images_with_16_bits_per_channel_are_refused(tmp_path: Path) -> None:
     path = put(Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)), tmp_path / "xray.png")
-    with pytest.raises(KeelError, match=r"xray.png' has pixels of more than 8 bits"):
+    with pytest.raises(KeelError, match=r"xray.png' must have 8 bits per channel \(got mode I;16"):
         images.decode(path, 8)
 
 
@@ -133,37 +133,41 @@ def test_a_changed_image_is_decoded_again(folder: Path) -> None:
     assert second.test.inputs[0, :, 0, 0].tolist() == list(BLUE)
 
 
-def test_what_is_wrong_with_a_folder_is_said(folder: Path) -> None:
+def test_a_wrong_folder_layout_is_refused(folder: Path) -> None:
     put(plain(RED), folder / "test/birds/1.png")
-    with pytest.raises(KeelError, match=r"test/birds' is a class that no client in train has; accepted: cats, dogs$"):
+    with pytest.raises(KeelError, match=r"test/birds' must be a class of the training images: cats, dogs$"):
         images.images(folder=str(folder))
     (folder / "test/birds/1.png").rename(folder / "test/1.png")
-    with pytest.raises(KeelError, match=r"data.folder: '.*test/1.png' is out of place; accepted: FOLDER/train/CLIENT"):
+    with pytest.raises(
+        KeelError, match=r"data.folder: '.*test/1.png' is in the wrong folder; the layout is FOLDER/train/CLIENT"
+    ):
         images.images(folder=str(folder))
     (folder / "test").rename(folder / "held-out")
-    with pytest.raises(KeelError, match=r"data.folder: no folder '.*test'; accepted: FOLDER/train/CLIENT/CLASS"):
+    with pytest.raises(
+        KeelError, match=r"data.folder: folder '.*test' does not exist; the layout is FOLDER/train/CLIENT/CLASS"
+    ):
         images.images(folder=str(folder))
     (folder / "test/cats").mkdir(parents=True)
-    with pytest.raises(KeelError, match=r"data.folder: no images in '.*test'"):
+    with pytest.raises(KeelError, match=r"data.folder: '.*test' has no images"):
         images.images(folder=str(folder))
 
 
-def test_too_little_room_is_said_before_anything_is_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_reported_before_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "disk_usage", lambda place: namedtuple("Usage", "free")(10**9))
     with pytest.raises(
         KeelError,
-        match=r"preparing 6 images of 9000x9000 needs 1.5 GB in '.*prepared', 1.0 GB are free; accepted: more",
+        match=r"6 images of 9000x9000 require 1.5 GB in '.*prepared', where 1.0 GB are free; free some",
     ):
         images.images(folder=str(folder), size=9000)
 
 
-def test_without_pillow_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(KeelError, match=r"pip install 'keel-fl\[vision\]'"):
         images.images(folder=str(folder))
 
 
-def test_a_folder_is_trained_on_by_its_name_in_a_spec(folder: Path, tmp_path: Path) -> None:
+def test_a_spec_can_train_on_an_image_folder(folder: Path, tmp_path: Path) -> None:
     table = {
         "rounds": 1,
         "algorithm": {"name": "fedavg"},
@@ -173,5 +177,5 @@ def test_a_folder_is_trained_on_by_its_name_in_a_spec(folder: Path, tmp_path: Pa
     }
     run = keel.run(table, out=tmp_path / "run")
     assert run.status == "finished"
-    with pytest.raises(KeelError, match=r"data.size: .*greater than or equal to 1, not 0"):
+    with pytest.raises(KeelError, match=r"data.size must be greater than or equal to 1 .got 0"):
         keel.run({**table, "data": {**table["data"], "size": 0}}, out=tmp_path / "other")

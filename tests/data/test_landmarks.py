@@ -1,4 +1,4 @@
-"""Landmarks-User-160k and iNaturalist-User-120k, from small files in the publishers' form."""
+"""Landmarks-User-160k and iNaturalist-User-120k, from small files in the publishers' format."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,61 +65,67 @@ def photographs(root: Path, place: Callable[[str], str]) -> None:
     [(SMALL_LANDMARKS, tree), (SMALL_LANDMARKS, flat), (SMALL_INATURALIST, species)],
     ids=["landmarks in a tree", "landmarks in one folder", "inaturalist"],
 )
-def test_photographs_come_with_their_users_and_classes(
+def test_photographs_are_read_with_their_users_and_classes(
     split: UserSplit, place: Callable[[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photographs(folder / split.folder / split.images, place)
-    pool = load(split, 16, True)
-    assert pool.keys is not None
-    assert pool.keys.tolist() == ["7", "7", "12"]
-    assert pool.train.targets.tolist() == [3, 0, 3]
-    assert pool.test.targets.tolist() == [1, 3]
-    assert pool.classes == 4
-    assert pool.train.inputs.shape == (3, 3, 16, 16)
-    np.testing.assert_allclose(pool.train.inputs[:, 0, 8, 8], [0, 40, 80], atol=2)
-    np.testing.assert_allclose(pool.test.inputs[:, 0, 8, 8], [120, 160], atol=2)
-    monkeypatch.setattr(images, "decode", None)  # once is enough
-    assert load(split, 16, True).sha256 == pool.sha256
+    dataset = load(split, 16, True)
+    assert dataset.keys is not None
+    assert dataset.keys.tolist() == ["7", "7", "12"]
+    assert dataset.train.targets.tolist() == [3, 0, 3]
+    assert dataset.test.targets.tolist() == [1, 3]
+    assert dataset.classes == 4
+    assert dataset.train.inputs.shape == (3, 3, 16, 16)
+    np.testing.assert_allclose(dataset.train.inputs[:, 0, 8, 8], [0, 40, 80], atol=2)
+    np.testing.assert_allclose(dataset.test.inputs[:, 0, 8, 8], [120, 160], atol=2)
+    monkeypatch.setattr(images, "decode", None)  # they are not decoded again
+    assert load(split, 16, True).sha256 == dataset.sha256
 
 
-def test_missing_photographs_are_counted_and_the_first_is_named(folder: Path) -> None:
+def test_the_error_for_missing_photographs_counts_them_and_names_one(folder: Path) -> None:
     root = folder / "landmarks-user-160k/images"
     photographs(root, tree)
     for image in TRAIN[1][1], TEST[0][0]:
         (root / tree(image)).unlink()
     with pytest.raises(
         KeelError,
-        match=r"data: 2 of 5 images are not in '.*images', first 'f00dfeedcafe0001.jpg'; accepted: all of them",
+        match=r"data: 2 of 5 images are missing in '.*images', for example 'f00dfeedcafe0001.jpg'; get them from",
     ):
         load(SMALL_LANDMARKS, 16, True)
 
 
 @pytest.mark.parametrize("name", ["landmarks", "inaturalist"])
-def test_other_tables_than_the_published_are_refused(name: str, folder: Path) -> None:
+def test_tables_other_than_the_published_ones_are_refused(name: str, folder: Path) -> None:
     split = {"landmarks": LANDMARKS, "inaturalist": INATURALIST}[name]
     photographs(folder / split.folder / split.images, species)
-    with pytest.raises(KeelError, match=f"2 users with 3 images, and 2 to test; accepted: .* {split.users:,} with"):
+    with pytest.raises(
+        KeelError, match=rf"must be the published ones with {split.users:,} users, .* \(got 2, 3 and 2\)"
+    ):
         catalog.load(name, {})
 
 
-def test_wrong_columns_and_classes_are_named(folder: Path) -> None:
+def test_wrong_columns_and_classes_are_refused(folder: Path) -> None:
     write(folder / "landmarks-user-160k/test.csv", "image_id,class", [("0a1b2c3d4e5f6071", 4)])
-    with pytest.raises(KeelError, match=r"test.csv' line 2: class '4'; accepted: 0 to 3"):
+    with pytest.raises(KeelError, match=r"line 2 of '.*test.csv': the class must be from 0 to 3 \(got '4'\)"):
         load(SMALL_LANDMARKS, 16, True)
     write(folder / "landmarks-user-160k/test.csv", "id,landmark_id", [])
-    with pytest.raises(KeelError, match=r"test.csv' has the columns id, landmark_id; accepted: image_id, class"):
+    with pytest.raises(KeelError, match=r"test.csv' must have the columns image_id, class \(got id, landmark_id\)"):
         load(SMALL_LANDMARKS, 16, True)
 
 
-def test_without_files_their_addresses_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_files_names_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEL_DATA", str(tmp_path))
-    with pytest.raises(KeelError, match=r"needs '.*federated_train.csv', .*landmarks-user-160k.zip .*google-landmark"):
+    with pytest.raises(
+        KeelError, match=r"requires the file '.*federated_train.csv', .*landmarks-user-160k.zip .*google-landmark"
+    ):
         catalog.load("landmarks", {})
-    with pytest.raises(KeelError, match=r"needs '.*federated_train_user_120k.csv', .*train_val_images.tar.gz"):
+    with pytest.raises(
+        KeelError, match=r"requires the file '.*federated_train_user_120k.csv', .*train_val_images.tar.gz"
+    ):
         catalog.load("inaturalist", {})
 
 
-def test_the_published_test_table_of_landmarks_is_read_whole() -> None:
+def test_the_published_test_table_of_landmarks_is_read_completely() -> None:
     table = data_folder() / LANDMARKS.folder / "test.csv"
     if not table.is_file():
         pytest.skip("the published table is not in the data folder (KEEL_DATA)")

@@ -1,4 +1,4 @@
-"""The user's own table, from CSV and Parquet."""
+"""A user's table from CSV and Parquet."""
 
 from pathlib import Path
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import keel
-from keel import KeelError
-from keel.data.federated import Pool
+from keel import Dataset, KeelError
 from keel.data.table import table
 
 ROWS = [("b", "yes", 1, 0.5), ("a", "no", -2, 1e-3), ("b", "no", 3, 2.25), ("a", "maybe", 4, 0), ("c", "yes", 5, 7)]
@@ -20,18 +19,18 @@ def write(path: Path, rows: list[tuple[object, ...]] = ROWS, header: str = HEADE
 
 
 def write_parquet(path: Path, rows: list[tuple[object, ...]] = ROWS, header: str = HEADER) -> str:
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet requires pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = [list(column) for column in zip(*rows, strict=True)]
     parquet.write_table(pyarrow.table(dict(zip(header.split(","), columns, strict=True))), path)
     return str(path)
 
 
-def load(file: str, **settings: str) -> Pool:
+def load(file: str, **settings: str) -> Dataset:
     return table(**{"file": file, "client": "hospital", "label": "outcome", **settings})
 
 
-def refused(file: str, **settings: str) -> str:
+def error_of(file: str, **settings: str) -> str:
     with pytest.raises(KeelError) as caught:
         load(file, **settings)
     return str(caught.value)
@@ -39,19 +38,19 @@ def refused(file: str, **settings: str) -> str:
 
 def test_columns_become_keys_labels_and_numbers(tmp_path: Path) -> None:
     file = write(tmp_path / "all.csv")
-    pool = load(file, test_file=file)
-    assert pool.keys is not None
-    assert pool.keys.tolist() == ["b", "a", "b", "a", "c"]
-    assert pool.train.targets.tolist() == [2, 1, 1, 0, 2]  # maybe, no, yes
-    assert pool.classes == 3
-    np.testing.assert_array_equal(pool.train.inputs, np.float32([row[2:] for row in ROWS]))
+    dataset = load(file, test_file=file)
+    assert dataset.keys is not None
+    assert dataset.keys.tolist() == ["b", "a", "b", "a", "c"]
+    assert dataset.train.targets.tolist() == [2, 1, 1, 0, 2]  # maybe, no, yes
+    assert dataset.classes == 3
+    np.testing.assert_array_equal(dataset.train.inputs, np.float32([row[2:] for row in ROWS]))
 
 
-def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
+def test_csv_and_parquet_give_the_same_data(tmp_path: Path) -> None:
     rows = [(number % 11, number % 3, number, 0.1 * number) for number in range(50)]
-    for kind, each in ("text", ROWS), ("numbers", rows):
-        one = load(write(tmp_path / f"{kind}.csv", each))
-        two = load(write_parquet(tmp_path / f"{kind}.parquet", each))
+    for kind, content in ("text", ROWS), ("numbers", rows):
+        one = load(write(tmp_path / f"{kind}.csv", content))
+        two = load(write_parquet(tmp_path / f"{kind}.parquet", content))
         assert one.classes == two.classes == 3
         for left, right in (one.train, two.train), (one.test, two.test):
             assert left.inputs.equal(right.inputs)
@@ -60,117 +59,121 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.test_keys, two.test_keys)
 
 
-def test_a_fifth_is_held_out_where_there_is_no_test_file(tmp_path: Path) -> None:
+def test_a_fifth_of_the_rows_is_held_out_without_a_test_file(tmp_path: Path) -> None:
     rows = [(number % 10, number % 2, number) for number in range(100)]
     file = write(tmp_path / "all.csv", rows, "hospital,outcome,age")
-    pool = load(file)
-    assert (len(pool.train), len(pool.test)) == (80, 20)
-    together = np.concatenate([pool.train.inputs[:, 0], pool.test.inputs[:, 0]])
+    dataset = load(file)
+    assert (len(dataset.train), len(dataset.test)) == (80, 20)
+    together = np.concatenate([dataset.train.inputs[:, 0], dataset.test.inputs[:, 0]])
     assert sorted(together.tolist()) == list(range(100))
-    assert pool.test_keys is not None
-    assert (pool.test_keys == pool.test.inputs[:, 0].numpy() % 10).all()
-    assert load(file).test.inputs.equal(pool.test.inputs)
+    assert dataset.test_keys is not None
+    assert (dataset.test_keys == dataset.test.inputs[:, 0].numpy() % 10).all()
+    assert load(file).test.inputs.equal(dataset.test.inputs)
 
 
-def test_clients_with_numbers_for_names_are_in_their_order(tmp_path: Path) -> None:
-    pool = load(write(tmp_path / "all.csv", [(number, 0, 1.0) for number in range(9, 19)], "hospital,outcome,age"))
-    assert pool.keys is not None
-    assert pool.keys.dtype == np.int64
+def test_numeric_client_names_are_sorted_as_numbers(tmp_path: Path) -> None:
+    dataset = load(write(tmp_path / "all.csv", [(number, 0, 1.0) for number in range(9, 19)], "hospital,outcome,age"))
+    assert dataset.keys is not None
+    assert dataset.keys.dtype == np.int64
     padded = load(write(tmp_path / "all.csv", [(f"{n:03}", 0, 1.0) for n in range(9, 19)], "hospital,outcome,age"))
     assert padded.keys is not None
     assert "009" in {*padded.keys, *(padded.test_keys if padded.test_keys is not None else ())}
 
 
-def test_a_test_file_has_the_classes_and_columns_of_the_other(tmp_path: Path) -> None:
+def test_a_test_file_must_have_the_classes_and_columns_of_the_training_file(tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv")
     test = write(tmp_path / "test.csv", [(0.5, "yes", 30), (1, "no", 40)], "dose,outcome,age")
-    pool = load(file, test_file=test)
-    assert pool.test.targets.tolist() == [2, 1]
-    assert pool.test.inputs.tolist() == [[30, 0.5], [40, 1]]
-    assert pool.test_keys is None
+    dataset = load(file, test_file=test)
+    assert dataset.test.targets.tolist() == [2, 1]
+    assert dataset.test.inputs.tolist() == [[30, 0.5], [40, 1]]
+    assert dataset.test_keys is None
     unseen = write(tmp_path / "unseen.csv", [("a", "never", 1, 2)])
-    assert "'never' in column 'outcome'" in refused(file, test_file=unseen)
-    assert "accepted: the classes of data.file: maybe, no, yes" in refused(file, test_file=unseen)
+    assert "(got 'never')" in error_of(file, test_file=unseen)
+    assert "must be classes of data.file: maybe, no, yes" in error_of(file, test_file=unseen)
     other = write(tmp_path / "other.csv", [("a", "yes", 1)], "hospital,outcome,age")
-    assert refused(file, test_file=other).startswith("data.test_file: column 'dose' is in ")
+    assert error_of(file, test_file=other).endswith("'dose' is in one of them only")
     numbers = write(tmp_path / "numbers.csv", [(0, 0, 1, 2)] * 5)
-    assert refused(numbers, test_file=file).startswith("data.test_file: 'maybe' in column 'outcome'")
+    assert error_of(numbers, test_file=file).endswith("must be whole numbers, as in data.file (got 'maybe')")
 
 
-def test_test_rows_stay_with_their_clients_if_all_of_those_train(tmp_path: Path) -> None:
+def test_test_rows_keep_their_clients_if_all_of_them_train(tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv")
-    theirs = load(file, test_file=write(tmp_path / "theirs.csv", [("a", "yes", 1, 2), ("c", "no", 3, 4)]))
-    assert theirs.test_keys is not None
-    assert theirs.test_keys.tolist() == ["a", "c"]
+    training_clients = load(
+        file, test_file=write(tmp_path / "training_clients.csv", [("a", "yes", 1, 2), ("c", "no", 3, 4)])
+    )
+    assert training_clients.test_keys is not None
+    assert training_clients.test_keys.tolist() == ["a", "c"]
     others = load(file, test_file=write(tmp_path / "others.csv", [("a", "yes", 1, 2), ("z", "no", 3, 4)]))
     assert others.test_keys is None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        ("hospital,age\na,1\n", "has no column 'outcome'; accepted: its columns hospital, age"),
-        ("hospital,outcome\na,1\n", "has only 'hospital' and 'outcome'; accepted: columns of numbers besides"),
+        ("hospital,age\na,1\n", "has no column 'outcome'; its columns are hospital, age"),
+        ("hospital,outcome\na,1\n", "must have columns of numbers (got only 'hospital' and 'outcome')"),
         ("hospital,outcome,age\n", "has no rows"),
         ("", "is empty"),
-        ("hospital,outcome,age\na,yes,1\nb,no\n", "line 3 has 2 cells; accepted: 3"),
-        ("hospital,outcome,age\na,yes,1\nb,no,\n", "line 3: '' in column 'age'; accepted: finite numbers"),
+        ("hospital,outcome,age\na,yes,1\nb,no\n", "table.csv' must have 3 cells, as the first line has (got 2)"),
+        ("hospital,outcome,age\na,yes,1\nb,no,\n", "column 'age' must have finite numbers (line 3 of "),
         (
             "hospital,outcome,age\na,yes,old\n",
-            "line 2: 'old' in column 'age'; accepted: finite numbers (leave the column",
+            "is 'old'); encode it as numbers or remove it",
         ),
-        ("hospital,outcome,age\na,yes,nan\n", "line 2: 'nan' in column 'age'"),
-        ("hospital,outcome,age\na,yes,1\n\n,no,2\n", "line 4: column 'hospital' is empty"),
-        ("hospital,outcome,age,age\na,yes,1,2\n", "columns of one name"),
-        ("hospital,outcome,age\na,1.5,1\nb,2.5,2\n", "'1.5' in column 'outcome'"),
-        ("hospital,outcome,age\na,-1,1\nb,1,2\n", "'-1' in column 'outcome'"),
-        ("hospital,outcome,age\na,0,1\nb,1,2\n", "has 2 rows; accepted: 5 or more, or a data.test_file"),
-        ("hospital,outcome,age\n" + "a,0,1e300\n" * 5, "not all values are finite as 32-bit floats"),
+        ("hospital,outcome,age\na,yes,nan\n", "table.csv' is 'nan')"),
+        ("hospital,outcome,age\na,yes,1\n\n,no,2\n", "column 'hospital' must have a value in every row (line 4 of"),
+        ("hospital,outcome,age,age\na,yes,1,2\n", "must have a different name for each column"),
+        ("hospital,outcome,age\na,1.5,1\nb,2.5,2\n", "must be whole numbers from 0, or text (got '1.5')"),
+        ("hospital,outcome,age\na,-1,1\nb,1,2\n", "must be whole numbers from 0, or text (got '-1')"),
+        ("hospital,outcome,age\na,0,1\nb,1,2\n", "must have at least 5 rows (got 2), or set data.test_file"),
+        ("hospital,outcome,age\n" + "a,0,1e300\n" * 5, "data.inputs must be finite as 32-bit floats"),
         ('hospital,outcome,age\na,"0,1\n', "is not a CSV file in UTF-8"),
     ],
 )
-def test_what_is_wrong_with_a_csv_is_said_with_its_place(content: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
+def test_an_invalid_csv_is_refused_with_line_and_column(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
     file.write_text(content)
-    assert said in refused(str(file))
+    assert message in error_of(str(file))
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (
             [("a", "yes", 1, "high")],
-            "its type: 'string' in column 'dose'; accepted: finite numbers (leave the column out",
+            "column 'dose' must have finite numbers (the type of",
         ),
-        ([("a", "yes", 1, 0.5), ("a", "yes", None, 0.5)], "row 2: 'None' in column 'age'"),
-        ([("a", "yes", 1, float("inf"))], "row 1: 'inf' in column 'dose'"),
-        ([("a", "yes", 1, 0.5), (None, "yes", 1, 0.5)], "row 2: column 'hospital' is empty"),
-        ([("a", 0.5, 1, 0.5)], "'0.5' in column 'outcome'"),
+        ([("a", "yes", 1, 0.5), ("a", "yes", None, 0.5)], "column 'age' must have finite numbers (row 2 of"),
+        ([("a", "yes", 1, float("inf"))], "table.parquet' is 'inf')"),
+        ([("a", "yes", 1, 0.5), (None, "yes", 1, 0.5)], "column 'hospital' must have a value in every row (row 2 of"),
+        ([("a", 0.5, 1, 0.5)], "(got '0.5')"),
     ],
 )
-def test_what_is_wrong_with_a_parquet_is_said_with_its_place(
-    rows: list[tuple[object, ...]], said: str, tmp_path: Path
+def test_an_invalid_parquet_file_is_refused_with_row_and_column(
+    rows: list[tuple[object, ...]], message: str, tmp_path: Path
 ) -> None:
-    assert said in refused(write_parquet(tmp_path / "mine.parquet", rows))
+    assert message in error_of(write_parquet(tmp_path / "table.parquet", rows))
 
 
-def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    (tmp_path / "mine.parquet").write_text("no")
-    assert "is not a Parquet file" in refused(str(tmp_path / "mine.parquet"))
-    assert "accepted: a .csv or a .parquet file" in refused(str(tmp_path / "mine.xlsx"))
-    assert "data.file: no file" in refused(str(tmp_path / "none.csv"))
-    assert "data.test_file: no file" in refused(write(tmp_path / "mine.csv"), test_file=str(tmp_path / "none.csv"))
-    assert "accepted: another column" in refused(str(tmp_path / "mine.csv"), client="outcome")
+def test_files_that_are_not_tables_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet requires pyarrow")
+    (tmp_path / "table.parquet").write_text("no")
+    assert "is not a Parquet file" in error_of(str(tmp_path / "table.parquet"))
+    assert "data.file must be a .csv or a .parquet file" in error_of(str(tmp_path / "table.xlsx"))
+    assert "data.file: file" in error_of(str(tmp_path / "none.csv"))
+    assert "data.test_file: file" in error_of(write(tmp_path / "table.csv"), test_file=str(tmp_path / "none.csv"))
+    assert "data.label must be another column than data.client" in error_of(
+        str(tmp_path / "table.csv"), client="outcome"
+    )
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_parquet(tmp_path / "mine.parquet")
+def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_parquet(tmp_path / "table.parquet")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    assert "pip install 'keel-fl[table]'" in refused(file)
+    assert "pip install 'keel-fl[table]'" in error_of(file)
 
 
-def test_a_table_is_trained_on_by_its_name_in_a_spec(tmp_path: Path) -> None:
+def test_a_spec_can_train_on_a_table(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [(f"h{n % 4}", n % 2, n % 2 + rng.normal() / 10, rng.normal()) for n in range(200)]
     settings = {"file": write(tmp_path / "all.csv", rows), "client": "hospital", "label": "outcome"}

@@ -1,4 +1,4 @@
-"""The fixture of the tests of a federation; without Flower each module is skipped before it is asked for."""
+"""Fixtures of the deployment tests. The test modules skip themselves when Flower is not installed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.deploy.in_one_process import InOneProcess
+    from tests.deploy.in_process import InProcessFederation
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> "InOneProcess":
-    from tests.deploy.in_one_process import InOneProcess
+def federation(tmp_path: Path) -> "InProcessFederation":
+    from tests.deploy.in_process import InProcessFederation
 
-    return InOneProcess(tmp_path)
+    return InProcessFederation(tmp_path)

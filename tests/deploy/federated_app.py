@@ -1,6 +1,10 @@
-"""The app of the end-to-end tests. It is copied into a folder of its own, and its server trains by several methods."""
+"""The app of the end-to-end tests. They copy this file into the folder of a new federation.
 
-from pathlib import Path
+Its server trains with two algorithms one after the other: FedHBM, whose clients have state, and MimeMom, whose rounds
+have two phases.
+"""
+
+import tomllib
 
 import numpy as np
 from flwr.app import Array
@@ -8,19 +12,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from keel.deploy import client_app
+from keel.deploy import client_app, messages
 from keel.deploy.server import run_federation
 from keel.deploy.settings import read_settings
 
 SIZES = (9, 4, 14)
+METHODS = {
+    "fedhbm": {"rounds": 3, "federation.min_replies": 2},
+    "mimemom": {"rounds": 1, "federation.min_replies": 1},
+}
 
 
 def model():
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def whole():
-    """Three sites of unequal size with unequal label mixes: who holds each example, the inputs, the labels."""
+def all_examples():
+    """Return sites, inputs and labels of all examples. The sites differ in size and label distribution."""
     rng = np.random.default_rng(0)
     site = np.repeat(np.arange(len(SIZES)), SIZES)
     labels = (site + rng.integers(0, 2, len(site))) % 3
@@ -28,24 +36,24 @@ def whole():
 
 
 def site_data(node):
-    site, inputs, labels = whole()
-    mine = site == node["site"]
-    return inputs[mine], labels[mine]
+    site, inputs, labels = all_examples()
+    return inputs[site == node["site"]], labels[site == node["site"]]
 
 
-def test():
-    return whole()[1:]
+def server_test():
+    return all_examples()[1:]
 
 
-honest = client_app(model, site_data)
+valid_client = client_app(model, site_data)
 client = ClientApp()
 server = ServerApp()
 
 
 def answer(message, context):
-    """As Keel answers, but that the report is NaN as long as the file is there that the node's settings name."""
-    reply = honest(message, context)
-    if "spoil" in context.node_config and Path(context.node_config["spoil"]).exists():
+    """Answer as Keel does, but replace the tensors by NaN if the node's setting `spoil` names the algorithm."""
+    reply = valid_client(message, context)
+    spec = tomllib.loads(message.content.config_records[messages.REQUEST]["spec"])
+    if context.node_config.get("spoil") == spec["algorithm"]["name"]:
         for tensors in reply.content.array_records.values():
             for name, array in tensors.items():
                 nan = np.full(array.shape, np.nan, dtype=np.float32)
@@ -57,13 +65,14 @@ for register in (client.query(), client.train("probe"), client.train(), client.e
     register(answer)
 
 
+def method_config(config, name, out):
+    """Return the configuration of one of the methods."""
+    return {**config, **METHODS[name], "algorithm.name": name, "federation.out": f"{out}/{name}"}
+
+
 @server.main()
 def main(grid, context):
-    rounds = {"fedhbm": 3, "scaffold": 2, "mimemom": 2, "ghbm": 3}
     config = dict(context.run_config)
-    methods, out, tau = config.pop("methods").split(","), config.pop("federation.out"), config.pop("algorithm.tau")
-    for name in methods:
-        own = {"algorithm.name": name, "federation.out": f"{out}/{name}", "rounds": rounds[name]}
-        own |= {"algorithm.tau": tau} if name == "ghbm" else {}
-        spec, federation = read_settings({**config, **own})
-        run_federation(grid, spec, federation, model, test)
+    for name in METHODS:
+        spec, federation = read_settings(method_config(config, name, config["federation.out"]))
+        run_federation(grid, spec, federation, model, server_test)

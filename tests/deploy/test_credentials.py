@@ -1,4 +1,4 @@
-"""Certificates that TLS accepts for the names they are for, and keys that are their owner's alone."""
+"""Certificates are valid for their names only, and only the owner can read private keys."""
 
 import socket
 import ssl
@@ -15,7 +15,7 @@ from keel.deploy.credentials import make_certificates, make_node_key
 
 
 def handshake(server: Path, ca: Path, name: str) -> None:
-    """A TLS connection over a pair of sockets, by a client that knows that authority and expects that name."""
+    """Connect with TLS over a pair of sockets. The client trusts the CA in `ca` and expects the server's name."""
     ours, theirs = socket.socketpair()
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(server / "server.crt", server / "server.key")
@@ -23,7 +23,7 @@ def handshake(server: Path, ca: Path, name: str) -> None:
     def serve() -> None:
         try:
             serving.wrap_socket(theirs, server_side=True).close()
-        except OSError:  # the client has refused it, which is for the client to say
+        except OSError:  # the client rejected the certificate; it raises the error that the test expects
             theirs.close()
 
     thread = threading.Thread(target=serve)
@@ -37,7 +37,7 @@ def handshake(server: Path, ca: Path, name: str) -> None:
         thread.join()
 
 
-def test_the_server_is_believed_by_its_names_and_its_authority_alone(tmp_path: Path) -> None:
+def test_a_certificate_is_valid_only_for_its_names_and_with_its_authority(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     make_certificates(one, ["keel.example.org", "127.0.0.1"])
     make_certificates(other, ["keel.example.org"])
@@ -49,7 +49,7 @@ def test_the_server_is_believed_by_its_names_and_its_authority_alone(tmp_path: P
         handshake(one, other, "keel.example.org")
 
 
-def test_private_keys_are_readable_for_their_owner_and_nothing_is_written_over(tmp_path: Path) -> None:
+def test_private_keys_are_private_and_no_file_is_overwritten(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["localhost"])
     public = make_node_key(tmp_path / "keys" / "site-0")
     assert public.read_text().startswith("ecdsa-sha2-nistp384 ")

@@ -1,4 +1,4 @@
-"""Keel's algorithms in a Flower app of somebody else's: the same training as on one machine."""
+"""Keel's algorithms in another Flower app: the same training as on one machine."""
 
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,21 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from keel.deploy import KeelStrategy, LocalSGD, keel_mod, messages
-from keel.deploy.check import OneProcess, Post
+from keel.deploy.flower_adapter import InProcessGrid, ReplyFilter
 from keel.deploy.settings import read_settings
-from keel.deploy.site import initial_model
-from tests.deploy.in_one_process import CONFIG, SIZES, InOneProcess, held_by, network, serial
+from keel.deploy.site_data import initial_model
+from tests.deploy.in_process import CONFIG, SIZES, InProcessFederation, keep_all, network, run_serial, site_examples
 
 STEPS = 5
+WORK: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
+"""Full batches, so that the order of the examples does not matter."""
 app = ClientApp(mods=[keel_mod()])
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """As a Flower app trains, but for the optimiser; all examples in each step, so that the order plays no part."""
-    inputs, targets = held_by(int(str(context.node_config["site"])))
+    """Train as a Flower app does, except for the optimiser."""
+    inputs, targets = site_examples(int(str(context.node_config["site"])))
     model = network()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimiser = LocalSGD(model, steps=STEPS, weight_decay=0.01)
@@ -41,77 +43,79 @@ def train(message: Message, context: Context) -> Message:
 
     for _ in range(STEPS):
         optimiser.step(closure)
-    told = MetricRecord({"num-examples": len(targets)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told}), reply_to=message)
+    metrics = MetricRecord({"num-examples": len(targets)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
 
-def trained(tmp_path: Path, name: str, post: Post = lambda node, reply: reply, **settings: Any) -> torch.Tensor:
-    nodes = [{"site": site, "memory": str(tmp_path / f"site-{site}")} for site in range(len(SIZES))]
+def run_strategy(tmp_path: Path, name: str, reply_filter: ReplyFilter = keep_all, **settings: Any) -> torch.Tensor:
+    """Return the parameters after four rounds of the strategy."""
+    nodes = [{"site": site, "state-dir": str(tmp_path / f"site-{site}")} for site in range(len(SIZES))]
     spec, _ = read_settings({**CONFIG, "federation.out": "-"})
     initial = ArrayRecord(initial_model(network, spec).state_dict())
     strategy = KeelStrategy(name, lr=0.1, settings=settings, fraction_evaluate=0.0)
-    result = strategy.start(OneProcess(app, nodes, post), initial, num_rounds=4)
+    result = strategy.start(InProcessGrid(app, nodes, reply_filter), initial, num_rounds=4)
     return torch.cat([value.reshape(-1) for value in result.arrays.to_torch_state_dict().values()])
 
 
+def parameters(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedhbm", "scaffold", "ghbm", "feddyn", "fedacg", "fedcm"])
-def test_the_model_is_that_of_one_machine(name: str, tmp_path: Path) -> None:
-    work: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
+def test_a_strategy_gives_the_model_of_serial(name: str, tmp_path: Path) -> None:
     settings = {"tau": 2} if name == "ghbm" else {}
-    work |= {f"algorithm__{key}": value for key, value in settings.items()}
-    module = serial(tmp_path / "serial", algorithm__name=name, **work).module
-    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    torch.testing.assert_close(trained(tmp_path, name, **settings), expected, atol=1e-6, rtol=1e-4)
+    algorithm = {f"algorithm__{key}": value for key, value in settings.items()}
+    serial = run_serial(tmp_path / "serial", algorithm__name=name, **algorithm, **WORK)
+    torch.testing.assert_close(
+        run_strategy(tmp_path, name, **settings), parameters(serial.module), atol=1e-6, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "feddyn"])
-def test_with_a_silent_node_the_model_is_that_of_a_federation_with_an_absent_site(
-    name: str, federation: InOneProcess, tmp_path: Path
+def test_a_missing_reply_has_the_same_effect_as_in_a_federation(
+    name: str, federation: InProcessFederation, tmp_path: Path
 ) -> None:
-    """The server's mean of all controls grows by the share of those who answered, and by their examples."""
+    """The share of examples by which the server weighs control variates counts only the nodes that replied."""
 
-    def silent_in_its_second_round() -> Post:
+    def drop_second_reply_of_node_2() -> ReplyFilter:
         trained: list[int] = []
 
-        def post(node: int, reply: Message) -> Message | None:
+        def drop(node: int, reply: Message) -> Message | None:
             if reply.metadata.message_type == "train":
                 trained.append(node)
                 return None if node == 2 and trained.count(2) == 2 else reply
             return reply
 
-        return post
+        return drop
 
-    work: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
-    module = federation(silent_in_its_second_round(), algorithm__name=name, **work).module
-    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    torch.testing.assert_close(
-        trained(tmp_path / "own", name, silent_in_its_second_round()), expected, atol=1e-6, rtol=1e-4
-    )
+    run = federation(drop_second_reply_of_node_2(), algorithm__name=name, **WORK)
+    theta = run_strategy(tmp_path / "strategy", name, drop_second_reply_of_node_2())
+    torch.testing.assert_close(theta, parameters(run.module), atol=1e-6, rtol=1e-4)
 
 
-def test_an_anchor_that_late_nodes_do_not_have_is_refused() -> None:
-    with pytest.raises(KeelError, match="shared_init"):
-        KeelStrategy("fedhbm", lr=0.1, settings={"anchor": "shared_init"})
-
-
-def test_a_node_that_sends_nan_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reply_with_nan_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(node: int, reply: Message) -> Message | None:
         if node == 2:
             reply.content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), float("nan"))})
         return reply
 
-    hurt = trained(tmp_path, "fedavg", spoil)
-    without = trained(tmp_path, "fedavg", lambda node, reply: None if node == 2 else reply)
-    assert torch.equal(hurt, without)
-    assert "node 2 is set aside: delta is not finite" in caplog.text
+    spoiled = run_strategy(tmp_path, "fedavg", spoil)
+    without = run_strategy(tmp_path, "fedavg", lambda node, reply: None if node == 2 else reply)
+    assert torch.equal(spoiled, without)
+    assert "dropped node 2: delta or its norm is not finite" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelitemom", "centralized"])
-def test_what_a_client_cannot_give_is_refused(name: str) -> None:
+def test_algorithms_with_full_gradients_are_rejected(name: str) -> None:
     with pytest.raises(KeelError, match="full gradients"):
         KeelStrategy(name, lr=0.1)
 
 
-def test_the_optimiser_is_for_rounds_of_keels() -> None:
+def test_an_anchor_at_the_initial_model_is_rejected() -> None:
+    with pytest.raises(KeelError, match="shared_init"):
+        KeelStrategy("fedhbm", lr=0.1, settings={"anchor": "shared_init"})
+
+
+def test_local_sgd_requires_a_round_of_a_strategy() -> None:
     with pytest.raises(KeelError, match="keel_mod"):
         LocalSGD(nn.Linear(2, 2), steps=1)

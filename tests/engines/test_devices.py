@@ -1,4 +1,4 @@
-"""What can be told of devices without having one: on "meta", tensors have no values but mixing devices is an error."""
+"""Devices, without an accelerator: tensors on "meta" have no values, but mixing devices raises an error."""
 
 import numpy as np
 import pytest
@@ -6,55 +6,54 @@ import torch
 from torch import nn
 
 from keel import KeelError
-from keel.algorithms import Algorithm
-from keel.data.federated import Examples, FederatedData, Partition
-from keel.devices import find_device
-from keel.engines import Problem, choose, cohort, make_engine, serial
-from keel.engines.base import RoundWork
+from keel.algorithms import REGISTRY, Algorithm
+from keel.config.defaults import make_spec
+from keel.core.devices import find_device
+from keel.core.engine import RoundWork
+from keel.core.examples import Examples, FederatedData, Partition
+from keel.core.task import Task, per_example_cross_entropy
+from keel.engines import Workload, choose, cohort, make_engine, serial
 from keel.models import build
-from keel.rounds import Training
-from keel.runs.spec import make_spec
-from keel.task import Task, make_task, per_example_cross_entropy
-from tests.conftest import small_network, uneven_data, uneven_training
-from tests.contract.test_contract import every_algorithm
+from keel.runs.build import make_task
+from tests.conftest import make_loop, small_network, uneven_data, uneven_loop
 
 META = torch.device("meta")
 
 
-@every_algorithm
+@pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
 @pytest.mark.parametrize("module", [serial, cohort])
 def test_a_client_computes_on_one_device(cls: type[Algorithm], module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CPU", META)  # nothing is brought back: there is nothing to bring
+    monkeypatch.setattr(module, "CPU", META)  # results stay there: a meta tensor has no values to copy
     engine = {serial: serial.Serial, cohort: cohort.Cohort}[module]
-    training = uneven_training({"algorithm": cls(), "engine": {"name": "serial"}})
-    problem = Problem(training.task, training.engine.recipe, device=META)  # type: ignore[attr-defined]
+    training = uneven_loop({"algorithm": cls(), "engine": {"name": "serial"}})
+    workload = Workload(training.task, training.engine.local, device=META)  # type: ignore[attr-defined]
     clients = np.arange(1 if cls.pooled else 3)
-    ctx, algorithm = training._context(1, clients), training.spec.algorithm
+    ctx, algorithm = training.participation.context(1, clients), training.algorithm
     received = algorithm.broadcast(algorithm.init_server(training.initial), ctx)
-    memories = [algorithm.init_client(training.initial) for _ in clients]
-    work = RoundWork(clients, received, memories, ctx, [None for _ in clients])
-    there = engine(problem)
+    states = [algorithm.init_client(training.initial) for _ in clients]
+    work = RoundWork(clients, received, states, ctx, [None for _ in clients])
+    built = engine(workload)
     if algorithm.probes:
-        assert {message["gradient"].device for message in there.probe(work)} == {META}
+        assert {message["gradient"].device for message in built.probe(work)} == {META}
         received |= dict.fromkeys(["c"], training.initial)
-    for result in there.train(work):
+    for result in built.train(work):
         assert {tensor.device for tensor in [result.loss, *result.message.values()]} == {META}
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_that_is_not_available_is_refused() -> None:
     absent = next((name for name in ("mps", "cuda") if find_device("auto").type != name), "cuda")
-    with pytest.raises(KeelError, match=rf"engine.device: '{absent}' is not there; accepted here: 'auto', .*'cpu'"):
+    with pytest.raises(KeelError, match=rf"engine.device '{absent}' is not available .*; use 'auto' or .*'cpu'"):
         find_device(absent)
 
 
-def test_the_pool_is_of_processor_cores() -> None:
-    training = uneven_training({"engine": {"name": "serial"}})
-    problem = Problem(training.task, training.engine.recipe, device=META)  # type: ignore[attr-defined]
-    with pytest.raises(KeelError, match=r"engine.name: 'pool' is of processor cores"):
-        make_engine("pool", problem, 2)
+def test_pool_is_refused_on_an_accelerator() -> None:
+    training = uneven_loop({"engine": {"name": "serial"}})
+    workload = Workload(training.task, training.engine.local, device=META)  # type: ignore[attr-defined]
+    with pytest.raises(KeelError, match=r"engine.name = 'pool' requires engine.device = 'cpu' \(got 'meta'\)"):
+        make_engine("pool", workload, 2)
 
 
-def test_on_an_accelerator_plain_convolution_nets_are_batched_too() -> None:
+def test_auto_batches_plain_convolutional_networks_on_an_accelerator() -> None:
     def chosen(module: nn.Module) -> str:
         return choose("auto", Task(module, uneven_data(), per_example_cross_entropy), META)
 
@@ -68,16 +67,20 @@ def test_on_an_accelerator_plain_convolution_nets_are_batched_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet20"])
-def test_convolution_nets_that_are_batched_do_what_they_do_alone(name: str) -> None:
+def test_batched_convolutional_networks_give_the_results_of_serial(name: str) -> None:
     torch.manual_seed(0)
     examples = Examples(torch.randn(60, 3, 32, 32), torch.arange(60) % 10)
     data = FederatedData("images", examples, examples, Partition.of([np.arange(36), np.arange(36, 60)]), 10)
-    module, ended = build(name, (3, 32, 32), 10, {}), []
+    module, models = build(name, (3, 32, 32), 10, {}), []
     for engine in ("serial", "cohort"):
         spec = make_spec(
             {
                 "rounds": 1,
-                "local": {"epochs": 1, "batch": 16, "lr": 0.01},  # 16, 16 and 4; 16 and 8: with spectra and without
+                "local": {
+                    "epochs": 1,
+                    "batch": 16,
+                    "lr": 0.01,
+                },  # batches of 16, 16 and 4; 16 and 8: with Fourier convolutions and without
                 "participation": {"rate": 1.0},
                 "engine": {"name": engine},
                 "data": {"name": "custom"},
@@ -85,10 +88,10 @@ def test_convolution_nets_that_are_batched_do_what_they_do_alone(name: str) -> N
                 "evaluation": {"every": 1, "last": 1},
             }
         )
-        training = Training(spec, make_task(spec, module=module, data=data))
-        position = training.start()
-        training.run(position, [])
-        ended.append(position.server["theta"])
-    moved = (ended[0] - training.initial).norm()
+        training = make_loop(spec, make_task(spec, module=module, data=data))
+        state = training.start()
+        training.run(state, [])
+        models.append(state.server["theta"])
+    moved = (models[0] - training.initial).norm()
     assert moved > 0
-    assert (ended[0] - ended[1]).norm() < 5e-3 * moved  # rounding, and where it turns a ReLU over
+    assert (models[0] - models[1]).norm() < 5e-3 * moved  # rounding, which can also change the sign of a ReLU's input

@@ -13,17 +13,18 @@ from torch import nn
 
 import keel
 from keel import KeelError
+from keel.config.defaults import make_spec
+from keel.core.loop import Loop
 from keel.engines import FORKS
 from keel.engines.pool import Pool
-from keel.rounds import Training
-from keel.runs.spec import make_spec
-from keel.task import make_task
-from tests.conftest import small_network, uneven_data
+from keel.engines.shared_memory import _write
+from keel.runs.build import make_task
+from tests.conftest import make_loop, small_network, uneven_data
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="the pool engine needs Linux, where processes fork")
 
 
-def training(module: nn.Module | None = None, **tables: Any) -> Training:
+def training(module: nn.Module | None = None, **tables: Any) -> Loop:
     spec = make_spec(
         {
             "rounds": 3,
@@ -35,24 +36,24 @@ def training(module: nn.Module | None = None, **tables: Any) -> Training:
             **tables,
         }
     )
-    return Training(spec, make_task(spec, module=module or small_network(), data=uneven_data()))
+    return make_loop(spec, make_task(spec, module=module or small_network(), data=uneven_data()))
 
 
 def test_workers_end_with_the_run() -> None:
     run = training()
     assert isinstance(run.engine, Pool)
-    seen = []
-    run.run(run.start(), [lambda *_: seen.append([w.process for w in run.engine.workers])])  # type: ignore[attr-defined]
-    assert len(seen[0]) == 2
-    assert seen[0] == seen[2]  # the same ones in every round
-    assert not any(process.is_alive() for process in seen[0])
+    processes: list[Any] = []
+    run.run(run.start(), [lambda *_: processes.append([w.process for w in run.engine.workers])])  # type: ignore[attr-defined]
+    assert len(processes[0]) == 2
+    assert processes[0] == processes[2]  # the same ones in every round
+    assert not any(process.is_alive() for process in processes[0])
 
 
-def test_there_are_no_workers_that_would_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_more_workers_than_clients_of_a_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keel.engines.pool.cores", lambda: 1)
-    run, seen = training(engine={"name": "pool", "workers": 500}), []
-    run.run(run.start(), [lambda *_: seen.append(len(run.engine.workers))])  # type: ignore[attr-defined]
-    assert set(seen) == {run.sampler.size}
+    run, counts = training(engine={"name": "pool", "workers": 500}), []
+    run.run(run.start(), [lambda *_: counts.append(len(run.engine.workers))])  # type: ignore[attr-defined]
+    assert set(counts) == {run.sampler.size}
 
 
 class Wrong(nn.Module):
@@ -68,14 +69,14 @@ class Wrong(nn.Module):
         return self.layer(inputs)
 
 
-def test_an_error_in_a_worker_is_raised_with_where_it_was() -> None:
+def test_an_error_in_a_worker_is_raised_with_its_traceback() -> None:
     run = training(Wrong())
     with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*forward.*this is wrong"):
         run.run(run.start(), [])
     assert run.engine.workers == []  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_is_killed_is_told_of() -> None:
+def test_a_killed_worker_ends_the_run_with_its_exit_code() -> None:
     run = training(rounds=50)
 
     def kill(record: dict[str, Any], *_: Any) -> None:
@@ -87,25 +88,36 @@ def test_a_worker_that_is_killed_is_told_of() -> None:
 
 
 class Growing(keel.Algorithm):
-    """Remembers more each time."""
+    """Adds a tensor to its client state in every round."""
 
     name = "growing"
     title = "Growing"
     paper = "none"
 
-    def report(self, path: Any, received: Any, memory: Any, ctx: Any) -> Any:
-        message, _ = super().report(path, received, memory, ctx)
-        return message, {**memory, f"round{ctx.round}": path.end}
+    def report(self, path: Any, received: Any, state: Any, ctx: Any) -> Any:
+        message, _ = super().report(path, received, state, ctx)
+        return message, {**state, f"round{ctx.round}": path.end}
 
 
-def test_a_memory_that_changes_its_form_is_refused() -> None:
+def test_a_client_state_that_changes_its_names_is_refused() -> None:
     run = training(algorithm=keel.hyperparameters(Growing)(), participation={"rate": 1.0})
-    with pytest.raises(KeelError, match=r"changes its form .* accepted: engine\.name = 'serial'"):
+    with pytest.raises(
+        KeelError, match=r"engine\.name = 'pool' requires .* keep their names, types and shapes \(from .*; use 'serial'"
+    ):
         run.run(run.start(), [])
 
 
+def test_the_error_for_another_form_prints_types_and_shapes() -> None:
+    rows, changed = {"c": torch.zeros(2, 3), "n": torch.zeros(2, 1)}, {"c": torch.zeros(4), "n": torch.zeros(1).long()}
+    expected = r"\(from c: float32 \[3\], n: float32 \[1\] to c: float32 \[4\], n: int64 \[1\]\); use 'serial'$"
+    with pytest.raises(KeelError, match=expected):
+        _write(rows, 0, changed)
+    with pytest.raises(KeelError, match=r"to none\)"):
+        _write(rows, 0, {})
+
+
 class Varying(keel.Algorithm):
-    """Sends its clients a pull towards zero in every second round."""
+    """Broadcasts a pull towards zero in every second round."""
 
     name = "varying"
     title = "Varying"
@@ -115,37 +127,37 @@ class Varying(keel.Algorithm):
         more = {"pull": 0.1 * server["theta"]} if ctx.round % 2 == 0 else {}
         return {**super().broadcast(server, ctx), **more}
 
-    def direction(self, w: Any, gradient: Any, received: Any, memory: Any, ctx: Any) -> Any:
+    def direction(self, w: Any, gradient: Any, received: Any, state: Any, ctx: Any) -> Any:
         return gradient(w) + received.get("pull", 0)
 
 
-def test_a_message_may_grow_and_shrink() -> None:
+def test_the_names_of_a_broadcast_may_change_between_rounds() -> None:
     varying = keel.hyperparameters(Varying)()
-    ends = []
+    models = []
     for engine in ("serial", "pool"):
         run = training(algorithm=varying, engine={"name": engine, "workers": 2})
-        position = run.start()
-        run.run(position, [])
-        ends.append(position.server["theta"])
-    assert torch.equal(*ends)
+        state = run.start()
+        run.run(state, [])
+        models.append(state.server["theta"])
+    assert torch.equal(*models)
 
 
-def test_a_first_phase_that_is_told_less_keeps_its_workers() -> None:
+def test_a_first_phase_with_a_smaller_broadcast_keeps_the_workers() -> None:
     run = training(algorithm={"name": "mime"})
-    seen = []
-    run.run(run.start(), [lambda *_: seen.append([w.process for w in run.engine.workers])])  # type: ignore[attr-defined]
-    assert seen[0] == seen[1] == seen[2]
+    processes: list[Any] = []
+    run.run(run.start(), [lambda *_: processes.append([w.process for w in run.engine.workers])])  # type: ignore[attr-defined]
+    assert processes[0] == processes[1] == processes[2]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_worker_outlives_its_parent(how: int, tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import keel
-        def tell(record, *_):
+        def report(record, *_):
             if record["round"] == 3:
-                print("going", flush=True)
+                print("round 3", flush=True)
         spec = {"rounds": 100000, "engine": {"name": "pool", "workers": 2}, "evaluation": {"every": 1000}}
-        keel.run(spec, out="run", hooks=[tell])
+        keel.run(spec, out="run", hooks=[report])
     """)
     parent = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -156,7 +168,7 @@ def test_no_worker_outlives_its_parent(how: int, tmp_path: Path) -> None:
     )
     assert parent.stdout is not None
     assert parent.stderr is not None
-    assert parent.stdout.readline() == b"going\n"
+    assert parent.stdout.readline() == b"round 3\n"
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     assert len(children) == 2
     if how == signal.SIGINT:
@@ -169,10 +181,10 @@ def test_no_worker_outlives_its_parent(how: int, tmp_path: Path) -> None:
     while any(_alive(int(child)) for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(int(child)) for child in children)
-    said = parent.stderr.read()  # by the parent and the workers
+    output = parent.stderr.read()  # of the parent and the workers
     parent.stderr.close()
     if how == signal.SIGKILL:
-        assert said == b""
+        assert output == b""
     else:
         assert keel.resume(tmp_path / "run", hooks=[_stop]).summary["rounds"] > 3
 
@@ -186,3 +198,15 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_closing_an_engine_before_its_first_round_and_twice_is_safe() -> None:
+    run = training()
+    run.engine.close()
+    run.engine.close()
+    state = run.start()
+    assert run.run(state, []) == "finished"  # which closes it
+    run.engine.close()
+    again = run.start()
+    run.run(again, [])
+    assert torch.equal(state.server["theta"], again.server["theta"])

@@ -1,4 +1,4 @@
-"""Pretrained networks small enough to be made on the spot."""
+"""A small pretrained network."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ TINY_VIT = {
 
 @pytest.fixture
 def tiny_vit(tmp_path: Path) -> Path:
-    """A vision transformer of two layers for seven classes of 16x16 images, saved by transformers."""
+    """Save a vision transformer of two layers for seven classes of 16x16 images, with transformers."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "tiny-vit"
     transformers.ViTForImageClassification(transformers.ViTConfig(**TINY_VIT)).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What holds of every model: it is described, its size is the literature's, and it trains as one flat vector."""
+"""Tests of every model: its docstring, its published size, and training as a flat vector."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from keel import KeelError
+from keel.core.flat_model import FlatModel
 from keel.models import MODELS, build
-from keel.params import FlatModel
 
 CLASSES = 5
 IMAGES, TOKENS = (3, 16, 16), (6,)
@@ -23,7 +23,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mobilenet_v2": ((3, 64, 64), {}),
     "vit_b16": (IMAGES, {"pretrained": "tiny"}),
 }
-"""A shape and settings with which each model is quick."""
+"""An input shape and settings that make each model fast."""
 
 
 @pytest.fixture(params=MODELS)
@@ -45,36 +45,36 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def seeded(model: FlatModel, inputs: Tensor, point: Tensor | None = None) -> Tensor:
-    """The outputs with the same draws (dropout) at each call."""
+def seeded_outputs(model: FlatModel, inputs: Tensor, point: Tensor | None = None) -> Tensor:
+    """Return the outputs with the same dropout masks at each call."""
     torch.manual_seed(1)
     return model.module(inputs) if point is None else model.at(point, inputs)
 
 
-def test_a_step_moves_every_model_along_a_finite_gradient(case: tuple[FlatModel, Tensor, Tensor]) -> None:
+def test_a_gradient_step_changes_the_outputs_of_every_model(case: tuple[FlatModel, Tensor, Tensor]) -> None:
     model, inputs, targets = case
-    before = seeded(model, inputs)
+    before = seeded_outputs(model, inputs)
     assert before.shape == (*targets.shape, CLASSES)
     gradient = model.gradient(loss_of(before, targets))
     assert gradient.isfinite().all()
     assert gradient.norm() > 0
     model.weights.sub_(gradient, alpha=0.01)
-    assert not torch.equal(seeded(model, inputs), before)
+    assert not torch.equal(seeded_outputs(model, inputs), before)
 
 
-def test_outputs_and_gradients_at_another_point_are_those_of_a_model_that_stands_there(
+def test_outputs_and_gradients_at_other_weights_equal_those_of_a_model_with_these_weights(
     case: tuple[FlatModel, Tensor, Tensor],
 ) -> None:
     model, inputs, targets = case
-    at_home = seeded(model, inputs)
+    original = seeded_outputs(model, inputs)
     point = (model.weights + 0.1 * torch.randn_like(model.weights)).requires_grad_()
-    away = seeded(model, inputs, point)
-    (gradient,) = torch.autograd.grad(loss_of(away, targets), point)
-    assert torch.equal(seeded(model, inputs), at_home)
+    functional = seeded_outputs(model, inputs, point)
+    (gradient,) = torch.autograd.grad(loss_of(functional, targets), point)
+    assert torch.equal(seeded_outputs(model, inputs), original)
     model.weights.copy_(point.detach())
-    there = seeded(model, inputs)
-    torch.testing.assert_close(away, there)
-    torch.testing.assert_close(gradient, model.gradient(loss_of(there, targets)))
+    loaded = seeded_outputs(model, inputs)
+    torch.testing.assert_close(functional, loaded)
+    torch.testing.assert_close(gradient, model.gradient(loss_of(loaded, targets)))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_outputs_and_gradients_at_another_point_are_those_of_a_model_that_stands
     [
         ("lenet", (3, 32, 32), 10, 797_962),
         ("lenet", (1, 28, 28), 10, 573_578),
-        ("resnet20", (3, 32, 32), 10, 269_722),  # 272,474 is the one whose shortcuts have weights (option B)
+        ("resnet20", (3, 32, 32), 10, 269_722),  # 272,474 with weights in the shortcuts (option B)
         ("char_lstm", (80,), 80, 133_520),
         ("word_lstm", (20,), 10_004, 4_050_748),
         ("mobilenet_v2", (3, 224, 224), 1000, 3_504_872),
         ("vit_b16", (3, 224, 224), 1000, 86_567_656),
     ],
 )
-def test_models_have_the_parameters_of_the_literature(
+def test_models_have_the_published_number_of_parameters(
     name: str, shape: tuple[int, ...], classes: int, size: int
 ) -> None:
     if name in ("mobilenet_v2", "vit_b16"):
@@ -100,7 +100,7 @@ def test_models_have_the_parameters_of_the_literature(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_says_in_one_line_what_it_is(name: str) -> None:
+def test_every_model_has_a_one_line_summary(name: str) -> None:
     first = (MODELS[name].__doc__ or "").splitlines()[0]
     assert 10 < len(first) < 120
     assert first.endswith(".")
@@ -109,20 +109,20 @@ def test_every_model_says_in_one_line_what_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "settings", "words"),
     [
-        ("lenet", (1, 8, 8), {}, "lenet needs images of at least 16x16 pixels, not 8x8"),
-        ("lenet", (3, 32, 15), {}, "at least 16x16 pixels, not 32x15"),
-        ("lenet", (64,), {}, r"lenet needs images of \(channels, height, width\), not inputs of shape \(64,\)"),
-        ("resnet20", (8, 8), {}, "resnet20 needs images"),
-        ("mobilenet_v2", (64,), {}, "mobilenet_v2 needs images"),
-        ("vit_b16", (64,), {}, "vit_b16 needs images"),
-        ("char_lstm", (3, 32, 32), {}, "char_lstm needs sequences of tokens"),
-        ("word_lstm", (2, 20), {}, "word_lstm needs sequences of tokens"),
-        ("char_lstm", (20,), {"hidden": 0}, "model.hidden: .*greater than or equal to 1"),
-        ("word_lstm", (20,), {"embedding": "wide"}, "model.embedding: .*integer"),
-        ("mobilenet_v2", (3, 32, 32), {"freeze": "classifier"}, "model.freeze: .*list"),
+        ("lenet", (1, 8, 8), {}, r"model.name = 'lenet' requires images of at least 16x16 pixels \(got 8x8\)"),
+        ("lenet", (3, 32, 15), {}, r"at least 16x16 pixels \(got 32x15\)"),
+        ("lenet", (64,), {}, r"requires images of shape \(channels, height, width\) \(got inputs of shape \(64,\)\)"),
+        ("resnet20", (8, 8), {}, "'resnet20' requires images"),
+        ("mobilenet_v2", (64,), {}, "'mobilenet_v2' requires images"),
+        ("vit_b16", (64,), {}, "'vit_b16' requires images"),
+        ("char_lstm", (3, 32, 32), {}, "'char_lstm' requires sequences of tokens"),
+        ("word_lstm", (2, 20), {}, "'word_lstm' requires sequences of tokens"),
+        ("char_lstm", (20,), {"hidden": 0}, "model.hidden must be greater than or equal to 1"),
+        ("word_lstm", (20,), {"embedding": "wide"}, "model.embedding must be a valid integer"),
+        ("mobilenet_v2", (3, 32, 32), {"freeze": "classifier"}, "model.freeze must be a valid list"),
     ],
 )
-def test_what_a_model_cannot_take_is_said_in_the_users_words(
+def test_inputs_and_settings_that_a_model_does_not_support_are_refused(
     name: str, shape: tuple[int, ...], settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(KeelError, match=words):

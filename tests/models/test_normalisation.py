@@ -1,4 +1,4 @@
-"""Group normalisation in place of batch normalisation."""
+"""Replacement of batch normalisation by group normalisation."""
 
 import pytest
 import torch
@@ -36,22 +36,22 @@ def test_outputs_are_normalised_in_two_groups_of_channels() -> None:
     torch.testing.assert_close(group_norm(nn.BatchNorm2d(6, eps=0.0))(x), expected.view_as(x), rtol=1e-4, atol=1e-4)
 
 
-def test_the_users_module_is_left_alone() -> None:
+def test_the_original_module_is_not_changed() -> None:
     module = network()
     group_norm(module)[0][1].weight.data.zero_()
     assert isinstance(module[0][1], nn.BatchNorm2d)
     assert module[0][1].weight.any()
 
 
-@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
-def test_a_batch_norm_of_any_dimension_that_stands_alone_is_replaced(kind: type[nn.Module]) -> None:
-    grouped = group_norm(kind(4).eval().requires_grad_(False))
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
+def test_a_single_batch_norm_of_any_dimension_is_replaced(layer: type[nn.Module]) -> None:
+    grouped = group_norm(layer(4).eval().requires_grad_(False))
     assert isinstance(grouped, nn.GroupNorm)
     assert not grouped.training
     assert not grouped.weight.requires_grad
 
 
-def test_a_layer_used_in_two_places_stays_one_layer() -> None:
+def test_a_layer_that_is_used_twice_stays_one_layer() -> None:
     shared = nn.BatchNorm1d(4)
     grouped = group_norm(nn.Sequential(shared, nn.Linear(4, 4), shared))
     assert grouped[0] is grouped[2]

@@ -1,4 +1,4 @@
-"""The LSTMs against loops over the equations of Hochreiter and Schmidhuber with forget gates."""
+"""The LSTMs compared with naive loops over the equations of Hochreiter and Schmidhuber with forget gates."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from keel.core.flat_model import FlatModel
 from keel.models import build
-from keel.params import FlatModel
 
 VOCABULARY, EMBEDDING, HIDDEN = 7, 3, 4
 WIDTHS = {"embedding": EMBEDDING, "hidden": HIDDEN}
 
 
 def naive_lstm(weights: dict[str, Tensor], layer: int, inputs: list[Tensor]) -> list[Tensor]:
-    """The states of one layer on one sequence: gates i, f, o and candidate g, cell c, state h."""
-    own = {kind: weights[f"lstm.{kind}_l{layer}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    """Return the states of one layer on one sequence: gates i, f, o and candidate g, cell c, state h."""
+    layer_weights = {
+        kind: weights[f"lstm.{kind}_l{layer}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    }
     h, c = torch.zeros(HIDDEN), torch.zeros(HIDDEN)
     states = []
     for x in inputs:
-        gates = own["weight_ih"] @ x + own["bias_ih"] + own["weight_hh"] @ h + own["bias_hh"]
+        w = layer_weights
+        gates = w["weight_ih"] @ x + w["bias_ih"] + w["weight_hh"] @ h + w["bias_hh"]
         i, f, g, o = gates[:HIDDEN], gates[HIDDEN : 2 * HIDDEN], gates[2 * HIDDEN : 3 * HIDDEN], gates[3 * HIDDEN :]
         c = c / (1 + torch.exp(-f)) + torch.tanh(g) / (1 + torch.exp(-i))
         h = torch.tanh(c) / (1 + torch.exp(-o))
@@ -43,7 +46,7 @@ def naive_word(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "naive"), [("char_lstm", naive_char), ("word_lstm", naive_word)])
-def test_lstms_are_their_equations(name: str, naive: Callable[[dict[str, Tensor], Tensor], Tensor]) -> None:
+def test_lstms_follow_their_equations(name: str, naive: Callable[[dict[str, Tensor], Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     module = build(name, (6,), VOCABULARY, WIDTHS)
     tokens = torch.randint(VOCABULARY, (5, 6))
@@ -51,7 +54,7 @@ def test_lstms_are_their_equations(name: str, naive: Callable[[dict[str, Tensor]
     torch.testing.assert_close(module(tokens), expected)
 
 
-def test_the_redundant_bias_of_the_word_model_stays_at_zero_through_training() -> None:
+def test_training_keeps_the_redundant_bias_of_the_word_model_at_zero() -> None:
     model = FlatModel(build("word_lstm", (6,), VOCABULARY, WIDTHS))
     outputs = model.module(torch.randint(VOCABULARY, (5, 6)))
     model.weights.sub_(model.gradient(outputs.pow(2).sum()))

@@ -1,4 +1,4 @@
-"""MobileNetV2 and ViT-B/16: the weights they start from, what is frozen, and what they refuse."""
+"""MobileNetV2 and ViT-B/16: initial weights, frozen parts, refused inputs."""
 
 import json
 import logging
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, linear, relu6
 
 from keel import KeelError
+from keel.core.flat_model import FlatModel
 from keel.models import build
 from keel.models.normalisation import group_norm
-from keel.params import FlatModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -30,7 +30,7 @@ BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> NoReturn:
-        raise AssertionError("a test reached for the network")
+        raise AssertionError("a test tried to use the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
@@ -56,7 +56,7 @@ def layers() -> Iterator[tuple[str, str, tuple[int, int, int, int], int, bool]]:
     yield "features.18.0", "features.18.1", (1280, 320, 1, 1), 1, True
 
 
-def drawn_checkpoint() -> dict[str, Tensor]:
+def random_checkpoint() -> dict[str, Tensor]:
     """Random weights with torchvision's names, shapes and order."""
     torch.manual_seed(0)
     weights: dict[str, Tensor] = {}
@@ -73,7 +73,7 @@ def drawn_checkpoint() -> dict[str, Tensor]:
 
 
 def torchvision_mobilenet_v2(weights: dict[str, Tensor], images: Tensor) -> Tensor:
-    """torchvision's forward pass in evaluation, by its own names."""
+    """torchvision's forward pass in evaluation mode, with torchvision's names."""
     x = residual = images
     for convolution, norm, shape, stride, rectified in layers():
         if (shape[2] == 1 and rectified) or convolution == "features.1.conv.0.0":
@@ -90,15 +90,15 @@ def torchvision_mobilenet_v2(weights: dict[str, Tensor], images: Tensor) -> Tens
 
 
 @pytest.fixture(scope="module")
-def drawn_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("torchvision") / "drawn.pth"
-    torch.save(drawn_checkpoint(), file)
+def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("torchvision") / "random.pth"
+    torch.save(random_checkpoint(), file)
     return file
 
 
-@pytest.mark.parametrize("origin", ["drawn", "published"])
-def test_torchvisions_weights_give_torchvisions_outputs(origin: str, drawn_file: Path) -> None:
-    file = drawn_file if origin == "drawn" else PUBLISHED
+@pytest.mark.parametrize("origin", ["random", "published"])
+def test_torchvisions_weights_give_torchvisions_outputs(origin: str, random_file: Path) -> None:
+    file = random_file if origin == "random" else PUBLISHED
     if not file.is_file():
         pytest.skip("KEEL_DATA has no pretrained/mobilenet_v2-b0353104.pth")
     module = build("mobilenet_v2", (3, 75, 64), 1000, {"pretrained": str(file)}).eval()
@@ -108,28 +108,28 @@ def test_torchvisions_weights_give_torchvisions_outputs(origin: str, drawn_file:
         torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_torchvisions_head_gives_way_to_one_of_the_datas_classes(drawn_file: Path) -> None:
-    module = build("mobilenet_v2", (3, 64, 64), 12, {"pretrained": str(drawn_file)}).eval()
+def test_torchvisions_head_is_replaced_for_another_number_of_classes(random_file: Path) -> None:
+    module = build("mobilenet_v2", (3, 64, 64), 12, {"pretrained": str(random_file)}).eval()
     assert module(torch.randn(1, 3, 64, 64)).shape == (1, 12)
     stem = module.get_parameter("network.mobilenet_v2.conv_stem.first_conv.convolution.weight")
-    assert torch.equal(stem, drawn_checkpoint()["features.0.0.weight"])
+    assert torch.equal(stem, random_checkpoint()["features.0.0.weight"])
 
 
-def test_files_that_are_no_torchvision_checkpoint_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_torchvision_checkpoints_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "weights.pth"
-    weights = drawn_checkpoint()
+    weights = random_checkpoint()
     swapped = dict(zip(weights, reversed(weights.values()), strict=True))
     for content, words in [
-        ({"a": torch.ones(2)}, "it holds other weights"),
+        ({"a": torch.ones(2)}, "it has other weights"),
         (swapped, r"features.0.0.weight does not fit"),
-        (print, "it is no file of plain tensors"),
+        (print, "it is not a file of plain tensors"),
     ]:
         torch.save(content, file)
-        with pytest.raises(KeelError, match=rf"model.pretrained: .*{words}\); accepted: torchvision's checkpoint"):
+        with pytest.raises(KeelError, match=rf"model.pretrained: .*{words}\); it must be torchvision's checkpoint"):
             build("mobilenet_v2", (3, 64, 64), 12, {"pretrained": str(file)})
 
 
-def test_pretrained_weights_are_the_folders_and_another_head_is_drawn_from_torchs_stream(tiny_vit: Path) -> None:
+def test_pretrained_weights_are_loaded_and_a_new_head_depends_on_the_seed(tiny_vit: Path) -> None:
     saved = transformers.ViTForImageClassification.from_pretrained(tiny_vit).state_dict()
     heads = []
     for seed in (0, 0, 1):
@@ -145,7 +145,7 @@ def test_pretrained_weights_are_the_folders_and_another_head_is_drawn_from_torch
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_a_head_of_as_many_classes_is_kept(tiny_vit: Path) -> None:
+def test_a_head_with_the_same_number_of_classes_is_kept(tiny_vit: Path) -> None:
     saved = transformers.ViTForImageClassification.from_pretrained(tiny_vit)
     assert torch.equal(vit(tiny_vit, 7).get_parameter("network.classifier.weight"), saved.classifier.weight)
 
@@ -155,7 +155,7 @@ def test_weights_saved_in_half_precision_are_read_as_float32(tiny_vit: Path) -> 
     assert FlatModel(vit(tiny_vit)).weights.dtype == torch.float32
 
 
-def test_a_mobilenet_folder_keeps_its_own_config(tmp_path: Path) -> None:
+def test_the_config_of_a_mobilenet_folder_is_used(tmp_path: Path) -> None:
     config = transformers.MobileNetV2Config(depth_multiplier=0.25, num_labels=4)
     saved = transformers.MobileNetV2ForImageClassification(config).eval()
     saved.save_pretrained(tmp_path)
@@ -164,38 +164,40 @@ def test_a_mobilenet_folder_keeps_its_own_config(tmp_path: Path) -> None:
     assert torch.equal(module(images), saved(images).logits)
 
 
-def test_nothing_of_transformers_reaches_the_terminal(
-    tiny_vit: Path, drawn_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_transformers_prints_nothing(
+    tiny_vit: Path, random_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = transformers.utils.logging
     before = library.is_progress_bar_enabled(), library.get_verbosity()
-    logged: list[logging.LogRecord] = []  # its handler writes to the stderr of the test that first imported it
+    logged: list[logging.LogRecord] = []  # its handler writes to the stderr of the test that imported it first
     monkeypatch.setattr(logging.Logger, "handle", lambda _, record: logged.append(record))
     capfd.readouterr()
     vit(tiny_vit)(torch.randn(2, 3, 16, 16))
-    build("mobilenet_v2", (3, 64, 64), 3, {"pretrained": str(drawn_file)})(torch.randn(2, 3, 64, 64))
+    build("mobilenet_v2", (3, 64, 64), 3, {"pretrained": str(random_file)})(torch.randn(2, 3, 64, 64))
     assert capfd.readouterr() == ("", "")
     assert not logged
     assert before == (library.is_progress_bar_enabled(), library.get_verbosity())
 
 
-def test_what_is_frozen_is_not_trained(tiny_vit: Path) -> None:
+def test_frozen_parts_are_not_trained(tiny_vit: Path) -> None:
     free = FlatModel(vit(tiny_vit))
     model = FlatModel(vit(tiny_vit, freeze=["vit.embeddings", "vit.layers.1"]))
-    left = [name for name in free.names if not name.startswith(("network.vit.embeddings.", "network.vit.layers.1."))]
-    assert model.names == left
-    assert len(left) < len(free.names)
+    trained = [name for name in free.names if not name.startswith(("network.vit.embeddings.", "network.vit.layers.1."))]
+    assert model.names == trained
+    assert len(trained) < len(free.names)
     assert FlatModel(vit(tiny_vit, freeze=["vit"])).names == ["network.classifier.weight", "network.classifier.bias"]
 
 
 @pytest.mark.parametrize("prefix", ["vit.layer", "vi", "", "network.vit"])
-def test_a_name_to_freeze_that_is_no_parameters_is_refused(prefix: str, tiny_vit: Path) -> None:
-    with pytest.raises(KeelError, match=f"model.freeze: '{prefix}' names no parameters; accepted: vit, classifier, or"):
+def test_a_name_to_freeze_without_parameters_is_refused(prefix: str, tiny_vit: Path) -> None:
+    with pytest.raises(
+        KeelError, match=f"model.freeze: '{prefix}' has no parameters; the parts are vit, classifier, and"
+    ):
         vit(tiny_vit, freeze=[prefix])
 
 
-def test_mobilenet_with_group_normalisation_keeps_no_statistics(drawn_file: Path) -> None:
-    module = build("mobilenet_v2", (3, 64, 64), 4, {"pretrained": str(drawn_file), "freeze": ["mobilenet_v2"]})
+def test_mobilenet_with_group_normalisation_has_no_buffers(random_file: Path) -> None:
+    module = build("mobilenet_v2", (3, 64, 64), 4, {"pretrained": str(random_file), "freeze": ["mobilenet_v2"]})
     grouped = group_norm(module)
     assert not list(grouped.buffers())
     assert FlatModel(grouped).names == ["network.classifier.weight", "network.classifier.bias"]
@@ -222,76 +224,78 @@ def break_folder(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("missing", "there is no such folder"),
+        ("missing", "the folder does not exist"),
         ("pickle", "no file named model.safetensors"),
         ("damaged", "header"),
         ("config", "not a valid JSON file"),
         ("field", "hidden_size"),
-        ("width", "it does not hold this model's vit.embeddings.cls_token"),
+        ("width", "it lacks this model's vit.embeddings.cls_token"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_named_in_one_line(how: str, words: str, tiny_vit: Path) -> None:
+def test_an_unreadable_folder_is_reported_in_one_line(how: str, words: str, tiny_vit: Path) -> None:
     break_folder(tiny_vit, how)
-    with pytest.raises(KeelError, match=rf"^model.pretrained: .*{words}.*; accepted: a folder .* \(owner/name\)$"):
+    with pytest.raises(KeelError, match=rf"^model.pretrained: .*{words}.*; it must be a folder .* \(owner/name\)$"):
         vit(tiny_vit)
 
 
 def test_a_folder_of_another_model_is_refused(tiny_vit: Path) -> None:
-    with pytest.raises(KeelError, match=r"does not hold this model's mobilenet_v2.*, or torchvision's checkpoint"):
+    with pytest.raises(KeelError, match=r"it lacks this model's mobilenet_v2.*, or torchvision's checkpoint"):
         build("mobilenet_v2", (3, 16, 16), 3, {"pretrained": str(tiny_vit)})
 
 
-def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> NoReturn:
         raise ConnectionError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(KeelError, match=r"^model.pretrained: 'owner/name' .*the hub gives: no route\); accepted: "):
+    with pytest.raises(KeelError, match=r"^model.pretrained: 'owner/name' .*the hub reports: no route\); it must be "):
         build("vit_b16", (3, 16, 16), 3, {"pretrained": "owner/name"})
 
 
-def test_of_a_hub_id_only_safetensors_are_fetched(tiny_vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_only_safetensors_are_downloaded_from_the_hub(tiny_vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
 
     def download(name: str, *, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+        requests.append((name, allow_patterns))
         return str(tiny_vit)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     vit(Path("owner/name"))
-    ((name, patterns),) = asked
+    ((name, patterns),) = requests
     assert name == "owner/name"
     assert all("safetensors" in pattern or pattern == "config.json" for pattern in patterns)
 
 
 @pytest.mark.parametrize("text", ["./weights/vit", "/weights/vit", "weights", "pretrained/mobilenet.pth", "a/b/c"])
-def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
-    with pytest.raises(KeelError, match="there is no such folder"):
+def test_a_path_is_not_searched_on_the_hub(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was used"))
+    with pytest.raises(KeelError, match="the folder does not exist"):
         build("mobilenet_v2", (3, 16, 16), 3, {"pretrained": text})
 
 
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((3, 16, 24), "is for images of 16x16 pixels, not 16x24"),
-        ((1, 16, 16), "is for images of 3 channels, not 1"),
+        ((3, 16, 24), "requires images of 16x16 pixels .got 16x24."),
+        ((1, 16, 16), "requires images of 3 channels .got 1."),
     ],
 )
-def test_images_that_pretrained_weights_do_not_fit_are_refused(
+def test_images_of_another_size_than_the_pretrained_weights_are_refused(
     shape: tuple[int, ...], words: str, tiny_vit: Path
 ) -> None:
     with pytest.raises(KeelError, match=words):
         vit(tiny_vit, shape=shape)
 
 
-def test_a_new_vit_needs_whole_patches() -> None:
-    with pytest.raises(KeelError, match="sides that 16 divides, not 28x28"):
+def test_vit_requires_sides_divisible_by_the_patch_size() -> None:
+    with pytest.raises(KeelError, match=r"divisible by 16 \(got 28x28\)"):
         build("vit_b16", (1, 28, 28), 10, {})
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vit_b16"])
-def test_without_the_library_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(KeelError, match=rf"^model: {name} needs the extra 'vision': pip install 'keel-fl\[vision\]'$"):
+    with pytest.raises(
+        KeelError, match=rf"^model.name = '{name}' requires the extra 'vision': pip install 'keel-fl\[vision\]'$"
+    ):
         build(name, (3, 32, 32), 10, {})

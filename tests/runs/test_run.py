@@ -1,14 +1,13 @@
-"""Run folders: what is in them, and that nothing is lost whatever happens."""
+"""Runs in their folders: what a run writes, and that a stop, a kill or a full disk loses nothing."""
 
 import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -17,79 +16,137 @@ from safetensors.torch import load_file
 
 import keel
 from keel.algorithms import make_algorithm
+from keel.runs import execute, parallel
 from keel.runs import run as run_module
-from keel.runs.folder import RunFolder, sqlite_address
-from tests.conftest import small_network, stopped_by_ctrl_c, uneven_data
+from keel.runs.files import sqlite_address
+from keel.runs.folder import RunFolder
+from keel.runs.run import find_run
+from tests.conftest import Called, Command, small_network, stopped_by_ctrl_c, uneven_data
 
-SHORT = {"rounds": 30, "evaluation": {"every": 5, "last": 3}}
-
-
-def test_a_run_leaves_what_it_was_and_how_it_ended(tmp_path: Path) -> None:
-    run = keel.run({**SHORT, "algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
-    names = {p.name for p in run.path.iterdir()} - {".lock"}
-    assert names == {
-        "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json", "data.json",
-    }  # fmt: skip
-    summary = json.loads((run.path / "summary.json").read_text())
-    assert summary["status"] == "finished"
-    assert summary["rounds"] == 30
-    last = [r["accuracy"] for r in run.records[-3:]]
-    assert summary["accuracy"] == pytest.approx(sum(last) / 3)
-    model_bytes = 4 * summary["parameters"]
-    assert summary["bytes_down"] == summary["bytes_up"] == 30 * 10 * model_bytes
-    assert summary["engine"] == "cohort"
-    assert len(summary["model_sha256"]) == 64
-    assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
+SHORT = {"rounds": 12, "evaluation": {"every": 5, "last": 3}}
 
 
-def test_the_trained_module_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
-    data = uneven_data()
-    run = keel.run(SHORT, model=small_network(), data=data, out=tmp_path / "run")
-    with torch.no_grad():
-        right = run.module(data.test.inputs).argmax(1) == data.test.targets
-    assert right.float().mean().item() == pytest.approx(run.records[-1]["accuracy"])
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> keel.Run:
+    """A finished run of FedHBM; tests that change its folder copy it first."""
+    return keel.run({**SHORT, "algorithm": {"name": "fedhbm"}}, out=tmp_path_factory.mktemp("finished") / "run")
 
 
-def test_equal_specs_give_equal_files(tmp_path: Path) -> None:
-    one, two = (keel.run(SHORT, out=tmp_path / name) for name in "ab")
-    for name in ("spec.toml", "metrics.jsonl"):
-        assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
-    assert one.summary["model_sha256"] == two.summary["model_sha256"]
+@pytest.fixture
+def copied(finished: keel.Run, tmp_path: Path) -> Path:
+    """A copy of the finished run's folder."""
+    return Path(copytree(finished.path, tmp_path / "copied"))
+
+
+@pytest.fixture(scope="module")
+def custom(tmp_path_factory: pytest.TempPathFactory) -> keel.Run:
+    """A finished run whose model and data were passed in Python."""
+    out = tmp_path_factory.mktemp("custom") / "run"
+    return keel.run(SHORT, model=small_network(), data=uneven_data(), out=out)
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing after it runs."""
+    """Simulates a kill: nothing after it runs."""
+
+
+def kill_at(t: int) -> Callable[..., None]:
+    def hook(record: dict[str, Any], *_: object) -> None:
+        if record["round"] == t:
+            raise Killed
+
+    return hook
+
+
+def test_a_finished_run_has_its_spec_records_environment_and_summary(finished: keel.Run) -> None:
+    names = {p.name for p in finished.path.iterdir()} - {".lock"}
+    assert names == {
+        "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json", "data.json",
+    }  # fmt: skip
+    summary = json.loads((finished.path / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == 12
+    last = [r["accuracy"] for r in finished.records[-3:]]
+    assert summary["accuracy"] == pytest.approx(sum(last) / 3)
+    model_bytes = 4 * summary["parameters"]
+    assert summary["bytes_down"] == summary["bytes_up"] == 12 * 10 * model_bytes
+    assert summary["engine"] == "cohort"
+    assert len(summary["model_sha256"]) == 64
+    assert json.loads((finished.path / "environment.json").read_text())["torch"] == torch.__version__
+
+
+def test_the_returned_module_is_the_evaluated_model(custom: keel.Run) -> None:
+    test = uneven_data().test
+    with torch.no_grad():
+        correct = custom.module(test.inputs).argmax(1) == test.targets
+    assert correct.float().mean().item() == pytest.approx(custom.records[-1]["accuracy"])
+
+
+def test_equal_specs_give_equal_files(finished: keel.Run, tmp_path: Path) -> None:
+    again = keel.run({**SHORT, "algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
+    for name in ("spec.toml", "metrics.jsonl"):
+        assert (again.path / name).read_bytes() == (finished.path / name).read_bytes()
+    assert again.summary["model_sha256"] == finished.summary["model_sha256"]
+
+
+def test_a_key_that_a_hook_adds_to_a_record_is_written(tmp_path: Path) -> None:
+    def add(record: dict[str, Any], *_: object) -> None:
+        record["weather"] = "sunny"
+
+    class CohortSize(keel.Observer):
+        def round_ended(self, event: Any) -> dict[str, Any]:
+            return {"cohort_size": len(event.work.cohort)}
+
+    run = keel.run({**SHORT, "rounds": 2}, hooks=[add, CohortSize()], out=tmp_path / "run")
+    assert [(record["weather"], record["cohort_size"]) for record in run.records] == [("sunny", 10)] * 2  # type: ignore[typeddict-item]
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == run.records
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "ghbm", "localghbm", "fedhbm"])
-@pytest.mark.parametrize("checkpoint_every", [0.0, 1e9])
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 1e9], ids=["checkpoints", "no checkpoint"])
 def test_a_killed_run_resumes_to_the_same_bits(
-    algorithm: str, checkpoint_every: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, checkpoint_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", checkpoint_every)
+    monkeypatch.setattr(execute, "CHECKPOINT_SECONDS", checkpoint_seconds)
     table = {**SHORT, "algorithm": {"name": algorithm}}
     whole = keel.run(table, out=tmp_path / "whole")
     path = tmp_path / "killed"
-
-    def kill_at(t: int) -> Any:
-        def hook(record: dict[str, Any], *_: object) -> None:
-            if record["round"] == t:
-                raise Killed
-
-        return hook
-
     with pytest.raises(Killed):
-        keel.run(table, out=path, hooks=[kill_at(11)])
+        keel.run(table, out=path, hooks=[kill_at(5)])
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"round": 12, "cohort": [1')  # a line cut short
+        file.write('{"round": 6, "cohort": [1')  # an incomplete line
     with pytest.raises(Killed):
-        keel.resume(path, hooks=[kill_at(17)])
+        keel.resume(path, hooks=[kill_at(9)])
     resumed = keel.resume(path)
     assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
     assert (path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
-def test_a_stopped_run_goes_on_with_the_pseudo_gradients_it_had(tmp_path: Path) -> None:
+@keel.hyperparameters
+class Nested(keel.Algorithm):
+    """FedAvgM whose momentum has a name with slashes, as a user's naming scheme may have."""
+
+    name, title, paper = "nested", "Nested", "none"
+
+    def init_server(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"theta": theta, "momentum/layers/0": torch.zeros_like(theta)}
+
+    def aggregate(self, server, reports, ctx):  # type: ignore[no-untyped-def]
+        delta = keel.weighted_mean(reports)["delta"]
+        momentum = 0.9 * server["momentum/layers/0"] + delta
+        return {"theta": server["theta"] - momentum, "momentum/layers/0": momentum}
+
+
+def test_server_state_whose_name_contains_a_slash_survives_a_resume(tmp_path: Path) -> None:
+    whole = keel.run(SHORT, algorithm=Nested(), out=tmp_path / "whole")
+    stopped = keel.run(SHORT, algorithm=Nested(), out=tmp_path / "stopped", stop=lambda: True)
+    state = RunFolder.open(stopped.path).checkpoint()
+    assert state is not None
+    assert set(state.server) == {"theta", "momentum/layers/0"}
+    assert keel.resume(stopped.path).summary["model_sha256"] == whole.summary["model_sha256"]
+
+
+def test_a_resumed_run_keeps_the_pseudo_gradients_of_the_deviation(tmp_path: Path) -> None:
     table = {"rounds": 4, "algorithm": {"name": "fedavg"}, "evaluation": {"every": 1, "deviation": [3]}}
     keel.run(table, out=tmp_path / "whole")
     keel.run(table, out=tmp_path / "stopped", stop=lambda: True)
@@ -100,24 +157,23 @@ def test_a_stopped_run_goes_on_with_the_pseudo_gradients_it_had(tmp_path: Path) 
     assert ["3" in json.loads(line)["deviation"] for line in texts.pop().splitlines()] == [False, False, True, True]
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = keel.run(SHORT, out=tmp_path / "run")
-    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
-    again = keel.resume(run.path)
-    assert again.summary == run.summary
-    assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+def test_resuming_a_finished_run_changes_nothing(finished: keel.Run) -> None:
+    before = {p: p.read_bytes() for p in finished.path.rglob("*") if p.is_file()}
+    again = keel.resume(finished.path)
+    assert again.summary == finished.summary
+    assert {p: p.read_bytes() for p in finished.path.rglob("*") if p.is_file()} == before
 
 
-def test_a_diverged_run_says_so_and_stays_so(tmp_path: Path) -> None:
+def test_a_diverged_run_stays_diverged(tmp_path: Path) -> None:
     run = keel.run({**SHORT, "local": {"lr": 1e30}}, out=tmp_path / "run")
     assert run.status == "diverged"
     assert run.accuracy is None
     assert keel.resume(run.path).status == "diverged"
 
 
-def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(run_module, "SAVING_SHARE", 0)
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(execute, "SAVING_SHARE", 0)
     whole = keel.run(SHORT, out=tmp_path / "whole")
     fsync, calls = os.fsync, [0]
 
@@ -128,92 +184,87 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.Mo
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*keel resume"):
         keel.run(SHORT, out=tmp_path / "full")
     monkeypatch.setattr(os, "fsync", fsync)
     assert not list((tmp_path / "full").rglob("*.new"))
+    assert RunFolder.open(tmp_path / "full").checkpoint() is not None
     assert keel.resume(tmp_path / "full").summary["model_sha256"] == whole.summary["model_sha256"]
 
 
-def test_the_engine_of_the_first_start_is_kept(tmp_path: Path) -> None:
-    run = keel.run({**SHORT, "engine": {"name": "serial"}}, out=tmp_path / "run")
+def test_the_engine_and_the_layout_of_the_first_start_are_recorded(tmp_path: Path) -> None:
+    run = keel.run({**SHORT, "rounds": 1, "engine": {"name": "serial"}}, out=tmp_path / "run")
     assert RunFolder.open(run.path).engine == "serial"
     assert RunFolder.open(run.path).environment["layout"] == "contiguous"
 
 
-def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(keel.KeelError, match="exists"):
+    with pytest.raises(keel.KeelError, match=r"mine' exists; use a new folder"):
         keel.run(SHORT, out=tmp_path / "mine")
 
 
-def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
-    run = keel.run(SHORT, out=tmp_path / "run")
-    with RunFolder.open(run.path).locked(), pytest.raises(keel.KeelError, match="another process"):
-        keel.resume(run.path)
+def test_two_processes_cannot_write_one_run(finished: keel.Run) -> None:
+    with RunFolder.open(finished.path).locked(), pytest.raises(keel.KeelError, match="another process"):
+        keel.resume(finished.path)
 
 
-def test_objects_passed_in_python_have_to_be_passed_again(tmp_path: Path) -> None:
-    run = keel.run(SHORT, model=small_network(), data=uneven_data(), out=tmp_path / "run")
-    with pytest.raises(keel.KeelError, match="model="):
-        keel.resume(run.path)
-    assert keel.resume(run.path, model=small_network(), data=uneven_data()).status == "finished"
+def test_a_model_and_data_passed_in_python_must_be_passed_to_resume(custom: keel.Run) -> None:
+    with pytest.raises(keel.KeelError, match=r"model was passed in Python .*keel\.resume\(\.\.\., model="):
+        keel.resume(custom.path)
+    with pytest.raises(keel.KeelError, match=r"data was passed in Python"):
+        keel.resume(custom.path, model=small_network())
+    assert keel.resume(custom.path, model=small_network(), data=uneven_data()).status == "finished"
 
 
-def test_what_is_passed_again_has_to_be_the_same(tmp_path: Path) -> None:
-    run = keel.run(SHORT, model=small_network(), data=uneven_data(), out=tmp_path / "run")
+def test_another_model_or_other_data_are_refused_at_resume(custom: keel.Run) -> None:
     with pytest.raises(keel.KeelError, match="initial_sha256"):
-        keel.resume(run.path, model=small_network(seed=5), data=uneven_data())
+        keel.resume(custom.path, model=small_network(seed=5), data=uneven_data())
     with pytest.raises(keel.KeelError, match="examples_sha256"):
-        keel.resume(run.path, model=small_network(), data=uneven_data(seed=5))
+        keel.resume(custom.path, model=small_network(), data=uneven_data(seed=5))
 
 
-def test_a_loss_of_the_users_own_has_to_be_passed_again(tmp_path: Path) -> None:
+def test_a_loss_passed_in_python_must_be_passed_to_resume(tmp_path: Path) -> None:
     def halved(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(outputs, targets, reduction="none") / 2
 
-    run = keel.run(SHORT, loss=halved, out=tmp_path / "run")
+    run = keel.run({**SHORT, "rounds": 1, "engine": {"name": "serial"}}, loss=halved, out=tmp_path / "run")
     with pytest.raises(keel.KeelError, match="loss="):
         keel.resume(run.path)
     assert keel.resume(run.path, loss=halved).summary == run.summary
 
 
-def test_an_algorithm_object_keeps_its_own_settings_over_a_resume(tmp_path: Path) -> None:
-    ghbm = make_algorithm("ghbm")  # tau = 1/C, whatever the defaults of the data set
+def test_a_built_in_algorithm_object_keeps_its_settings_at_resume(tmp_path: Path) -> None:
+    ghbm = make_algorithm("ghbm")  # tau = 1/C, not the default of the data set
     whole = keel.run(SHORT, algorithm=ghbm, out=tmp_path / "whole")
     assert 'tau = "period"' in (whole.path / "spec.toml").read_text()
-
-    def kill(record: dict[str, Any], *_: object) -> None:
-        if record["round"] == 9:
-            raise Killed
-
     with pytest.raises(Killed):
-        keel.run(SHORT, algorithm=ghbm, out=tmp_path / "killed", hooks=[kill])
+        keel.run(SHORT, algorithm=ghbm, out=tmp_path / "killed", hooks=[kill_at(9)])
     assert keel.resume(tmp_path / "killed").summary["model_sha256"] == whole.summary["model_sha256"]
 
 
-def test_an_algorithm_that_cannot_be_found_by_name_has_to_be_passed_again(tmp_path: Path) -> None:
+def test_an_algorithm_that_cannot_be_imported_must_be_passed_to_resume(tmp_path: Path) -> None:
     @keel.hyperparameters
     class Local(keel.Algorithm):
         name, title, paper = "local", "Local", "none"
 
-    run = keel.run(SHORT, algorithm=Local(), out=tmp_path / "run")
+    run = keel.run({**SHORT, "rounds": 1}, algorithm=Local(), out=tmp_path / "run")
     with pytest.raises(keel.KeelError, match="algorithm="):
         keel.resume(run.path)
     assert keel.resume(run.path, algorithm=Local()).summary == run.summary
 
 
-def test_a_run_that_diverged_and_was_killed_at_once_does_not_go_on_from_there(
+def test_a_run_killed_when_it_diverged_resumes_from_a_finite_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(execute, "CHECKPOINT_SECONDS", 0.0)
     table = {**SHORT, "local": {"lr": 1e30}}
     whole = keel.run(table, out=tmp_path / "whole")
 
     def kill(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(run_module, "summarize", kill)
+    monkeypatch.setattr(execute, "summarize", kill)
     with pytest.raises(Killed):
         keel.run(table, out=tmp_path / "killed")
     monkeypatch.undo()
@@ -221,49 +272,62 @@ def test_a_run_that_diverged_and_was_killed_at_once_does_not_go_on_from_there(
     assert (tmp_path / "killed/metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
-def test_runs_of_another_version_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = keel.make_spec(SHORT)
-    run_module.ensure(spec, tmp_path / "run")
-    run_module.ensure(spec, tmp_path / "run")
-    monkeypatch.setattr(run_module, "environment", lambda: {"keel": "another"})
-    with pytest.raises(keel.KeelError, match="made by another version"):
-        run_module.ensure(spec, tmp_path / "run")
+def test_runs_of_another_version_are_not_reused(finished: keel.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = keel.make_spec({**SHORT, "algorithm": {"name": "fedhbm"}})
+    folder = find_run(spec, finished.path)
+    assert folder is not None
+    assert folder.ended
+    monkeypatch.setattr(run_module, "versions", lambda: {**folder.environment, "torch": "another"})
+    with pytest.raises(keel.KeelError, match=r"made by another version \(torch\)"):
+        find_run(spec, finished.path)
 
 
-def test_names_below_runs_are_never_taken_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_spec_is_not_reused(finished: keel.Run) -> None:
+    with pytest.raises(keel.KeelError, match="holds a run of another spec"):
+        find_run(keel.make_spec(SHORT), finished.path)
+
+
+def test_an_ended_run_is_not_rebuilt(finished: keel.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison whose runs exist loads no data and makes no engine."""
+    for module in ("keel.runs.run", "keel.runs.build"):
+        monkeypatch.setattr(f"{module}.make_task", lambda *_, **__: pytest.fail("builds the task again"))
+    spec = keel.make_spec({**SHORT, "algorithm": {"name": "fedhbm"}})
+    assert parallel.run_one(0, spec, finished.path, workers=1) == finished.summary
+
+
+def test_names_below_runs_are_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths = [keel.run({**SHORT, "rounds": 1}).path.name for _ in range(3)]
     assert paths == ["digits-mlp-ghbm-seed0", "digits-mlp-ghbm-seed0-2", "digits-mlp-ghbm-seed0-3"]
 
 
-def test_a_damaged_folder_is_named_in_one_line(tmp_path: Path) -> None:
-    run = keel.run({**SHORT, "rounds": 3}, out=tmp_path / "run")
-    (run.path / "metrics.jsonl").write_text("{]\n")
+def test_a_damaged_file_gives_an_error_of_one_line(copied: Path) -> None:
+    (copied / "metrics.jsonl").write_text("{]\n")
     with pytest.raises(keel.KeelError, match=r"metrics.jsonl' is damaged"):
-        _ = run.records
-    (run.path / "checkpoint/state.safetensors").write_bytes(b"")
+        RunFolder.open(copied).records()
+    (copied / "checkpoint/state.safetensors").write_bytes(b"")
     with pytest.raises(keel.KeelError, match=r"state.safetensors' is damaged"):
-        keel.resume(run.path)
+        keel.resume(copied)
 
 
 @pytest.mark.parametrize(
-    ("passed", "words"),
+    ("passed", "message"),
     [
-        ({"model": torch.nn.Linear}, "model: .* accepted: an instance of Module"),
-        ({"data": (1, 2)}, "accepted: an instance of FederatedData"),
-        ({"algorithm": "fedavg"}, "accepted: an instance of Algorithm"),
-        ({"loss": "mse"}, "loss: 'mse'"),
-        ({"loss": lambda outputs, targets: 3}, "loss: gives 3 for 2 examples"),
+        ({"model": torch.nn.Linear}, r"model must be an instance of Module \(got type\)"),
+        ({"data": (1, 2)}, r"data must be an instance of FederatedData \(got tuple\)"),
+        ({"algorithm": "fedavg"}, r"algorithm must be an instance of Algorithm \(got str\)"),
+        ({"loss": "mse"}, r"loss must be a function .*got 'mse'"),
+        ({"loss": lambda outputs, targets: 3}, r"loss must return one loss per example.*got 3 for 2 examples"),
     ],
     ids=["model", "data", "algorithm", "loss", "number"],
 )
-def test_what_is_passed_has_to_be_of_its_kind(passed: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(keel.KeelError, match=words):
+def test_an_argument_of_the_wrong_type_is_refused(passed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(keel.KeelError, match=message):
         keel.run(SHORT, out=tmp_path / "run", **passed)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_algorithm_that_loses_the_model_is_told_so(tmp_path: Path) -> None:
+def test_an_algorithm_that_returns_no_model_is_refused(tmp_path: Path) -> None:
     @keel.hyperparameters
     class Lost(keel.Algorithm):
         name, title, paper = "lost", "Lost", "none"
@@ -271,66 +335,66 @@ def test_an_algorithm_that_loses_the_model_is_told_so(tmp_path: Path) -> None:
         def aggregate(self, server, reports, ctx):  # type: ignore[no-untyped-def]
             return {"thet": server["theta"]}
 
-    with pytest.raises(keel.KeelError, match=r"Lost.aggregate has to return a state whose theta is a model of 4810"):
+    with pytest.raises(keel.KeelError, match=r"Lost.aggregate must return a server state whose 'theta' has 4810"):
         keel.run(SHORT, algorithm=Lost(), out=tmp_path / "run")
 
 
-def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
-    worker = threading.Thread(target=keel.run, args=(SHORT,), kwargs={"out": tmp_path / "run"})
+def test_a_run_works_outside_the_main_thread(tmp_path: Path) -> None:
+    worker = threading.Thread(target=keel.run, args=({**SHORT, "rounds": 1},), kwargs={"out": tmp_path / "run"})
     worker.start()
     worker.join()
     assert RunFolder.open(tmp_path / "run").ended
 
 
-KEEL = [sys.executable, "-m", "keel"]
-ONE_RUN = [*KEEL, "run", "--rounds", "100", "--engine", "serial", "--quiet", "--set", "evaluation.last=5"]
+SERIAL = {"rounds": 40, "engine": {"name": "serial"}, "evaluation": {"last": 5}}
+COMMAND = ["run", "--rounds", "40", "--engine", "serial", "--quiet", "--set", "evaluation.last=5", "--out", "run"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The metrics of a run that nobody stops."""
-    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    subprocess.run([*ONE_RUN, "--out", str(folder)], check=True, capture_output=True)
-    return (folder / "metrics.jsonl").read_bytes()
+    """The metrics of a run that is not stopped."""
+    run = keel.run(SERIAL, out=tmp_path_factory.mktemp("uninterrupted") / "run")
+    return (run.path / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_from_outside_costs_no_work(how: signal.Signals, tmp_path: Path, uninterrupted: bytes) -> None:
-    started = subprocess.Popen([*ONE_RUN, "--out", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (metrics.exists() and metrics.read_text().count("\n") > 20):
-        time.sleep(0.02)
-    started.send_signal(how)
-    _, messages = started.communicate(timeout=60)
-    if how == signal.SIGKILL:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_from_another_process_loses_no_work(
+    number: signal.Signals, tmp_path: Path, uninterrupted: bytes
+) -> None:
+    command = Command(tmp_path, COMMAND)
+    command.wait_for_records(tmp_path, "run/metrics.jsonl", 5)
+    ended = command.stop(number)
+    if number == signal.SIGKILL:
         assert not (tmp_path / "run" / "summary.json").exists()
     else:
-        assert started.returncode == 130
-        assert b"keel resume run" in messages
+        assert ended.code == 130
+        assert "keel resume run" in ended.err
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-    subprocess.run([*KEEL, "resume", "run", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
-    assert metrics.read_bytes() == uninterrupted
+    assert keel.resume(tmp_path / "run").status == "finished"
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == uninterrupted
 
 
-def test_ctrl_c_stops_many_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = [*KEEL, "demo", "--out", "demo", "--rounds", "250", "--seeds", "1", "--json"]
-    stopped_by_ctrl_c(command, tmp_path, "demo/*/metrics.jsonl", 20)
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert [row["status"] for row in json.loads(done.stdout)] == ["finished"] * 4
+def test_ctrl_c_stops_several_runs_and_the_same_command_continues(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    arguments = ["demo", "--out", "demo", "--rounds", "60", "--seeds", "1", "--json"]
+    stopped_by_ctrl_c(arguments, tmp_path, "demo/*/metrics.jsonl", 5)
+    request.getfixturevalue("in_process")
+    again: Called = request.getfixturevalue("keel")(*arguments)
+    assert again.code == 0, again.err
+    assert [row["status"] for row in json.loads(again.out)] == ["finished"] * 4
 
 
-def test_a_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
-    ended = keel.run({"algorithm": {"name": "ghbm"}, "rounds": 5}, out=tmp_path / "run")
-    found = load_file(tmp_path / "run/checkpoint/state.safetensors")
-    weights = torch.cat([p.detach().reshape(-1) for p in ended.module.parameters()])
-    assert torch.equal(found["server/theta"], weights)
-    assert found["memory/clients"].dtype == torch.int64
+def test_a_checkpoint_is_a_safetensors_file(finished: keel.Run) -> None:
+    tensors = load_file(finished.path / "checkpoint/state.safetensors")
+    weights = torch.cat([p.detach().reshape(-1) for p in finished.module.parameters()])
+    assert torch.equal(tensors["server/theta"], weights)
+    assert tensors["clients/clients"].dtype == torch.int64
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "a#b", "a%20b", "a?b"])
-def test_a_database_is_where_its_address_says(tmp_path: Path, name: str) -> None:
-    sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy comes with the extras that have databases")
+def test_a_database_address_leads_to_its_file(tmp_path: Path, name: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy comes with the extras that use databases")
     (tmp_path / name).mkdir()
     engine = sqlalchemy.create_engine(sqlite_address(tmp_path / name / "x.db"))
     with engine.begin() as connection:

@@ -9,29 +9,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    NonNegative,
-    Path,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, NonNegative, Path, Report, State
 
 
 @hyperparameters
 class AdaBest(Algorithm):
-    """FedDyn's idea without its growing norms: old corrections are divided by how long ago they were made.
+    """FedDyn's idea without its growing norms: old corrections are divided by their age in rounds.
 
     client:  u = g - h_i
-    memory:  h_i <- h_i / (t - t_i) + mu D_i,  t_i the client's last round
+    state:   h_i <- h_i / (t - t_i) + mu D_i,  t_i the client's last round
     server:  avg = theta - mean(D_i);  theta <- theta - eta (mean(D_i) + beta (avg_previous - avg))
 
     At eta = 1 the server's line is the paper's theta <- avg - beta (avg_previous - avg).
@@ -40,6 +27,7 @@ class AdaBest(Algorithm):
     name = "adabest"
     title = "AdaBest"
     paper = "Varno et al., ECCV 2022"
+    mean_suffices = True
 
     mu: NonNegative = 0.001
     beta: Fraction = 0.9
@@ -47,16 +35,16 @@ class AdaBest(Algorithm):
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "average": theta}
 
-    def init_client(self, theta: Tensor) -> Memory:
-        return {"h": torch.zeros_like(theta), "last": torch.zeros(1)}
+    def init_client(self, theta: Tensor) -> State:
+        return {"h": torch.zeros_like(theta), "last": torch.zeros(1, dtype=torch.int64)}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        return gradient(w) - memory["h"]
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        return gradient(w) - state["h"]
 
-    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+    def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         delta = path.start - path.end
-        h = memory["h"] / (ctx.round - memory["last"]) + self.mu * delta
-        return {"delta": delta}, {"h": h, "last": torch.full_like(memory["last"], ctx.round)}
+        h = state["h"] / (ctx.round - state["last"]) + self.mu * delta
+        return {"delta": delta}, {"h": h, "last": torch.full_like(state["last"], ctx.round)}
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         delta = weighted_mean(reports)["delta"]

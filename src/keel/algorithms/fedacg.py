@@ -1,4 +1,4 @@
-"""The server sends a lookahead along its momentum.
+"""Momentum at the server, with a lookahead for the clients.
 
 G. Kim, J. Kim, B. Han. Communication-Efficient Federated Learning with Accelerated Client Gradient. CVPR 2024.
 """
@@ -8,36 +8,25 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    NonNegative,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, NonNegative, Report, State
 
 
 @hyperparameters
 class FedACG(Algorithm):
-    """FedAvgM in Nesterov's form: clients start where the momentum is about to go, and are held near it.
+    """FedAvgM in Nesterov's form: clients start at the point that the momentum leads to, with a proximal term to it.
 
     server:  sends x = theta - lambda m
     client:  from w = x:  u = g + beta (w - x)
     server:  m <- lambda m + mean(x - w_i);  theta <- theta - eta m
 
-    lambda = beta = 0 is FedAvg. `lambda_` is lambda, which Python keeps for itself.
+    lambda = beta = 0 is FedAvg. `lambda_` is lambda, a reserved word in Python.
     """
 
     name = "fedacg"
     title = "FedACG"
     paper = "Kim et al., CVPR 2024"
+    mean_suffices = True
 
     lambda_: Fraction = 0.9
     beta: NonNegative = 0.01
@@ -48,7 +37,7 @@ class FedACG(Algorithm):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"] - self.lambda_ * server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return gradient(w) + self.beta * (w - received["theta"])
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:

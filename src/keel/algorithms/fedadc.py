@@ -8,24 +8,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State
 
 
 @hyperparameters
 class FedADC(Algorithm):
-    """The last round's step, dealt out over the local steps.
+    """The server's last step, spread over the local steps.
 
     client:  u = g + beta m / J;  with nesterov g is taken at w - l beta m / J
     server:  theta <- theta - eta mean(D_i);  m <- mean(D_i) / l
@@ -36,6 +25,7 @@ class FedADC(Algorithm):
     name = "fedadc"
     title = "FedADC"
     paper = "Ozfatura et al., ISIT 2021"
+    mean_suffices = True
 
     beta: Fraction = 0.9
     nesterov: bool = False
@@ -46,9 +36,9 @@ class FedADC(Algorithm):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"], "m": server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        push = self.beta * received["m"] / ctx.steps
-        return gradient(w - ctx.lr * push if self.nesterov else w) + push
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        displacement = self.beta * received["m"] / ctx.steps
+        return gradient(w - ctx.lr * displacement if self.nesterov else w) + displacement
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         delta = weighted_mean(reports)["delta"]

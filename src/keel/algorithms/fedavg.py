@@ -9,7 +9,7 @@ from keel.algorithms.base import Algorithm, hyperparameters
 
 @hyperparameters
 class FedAvg(Algorithm):
-    """Clients run SGD from the server's model; the server moves by the mean of what they moved.
+    """Clients run SGD from the server's model; the server applies the mean of their updates.
 
     client:  u = g
     server:  theta <- theta - eta mean(theta - w_i)
@@ -18,3 +18,4 @@ class FedAvg(Algorithm):
     name = "fedavg"
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
+    mean_suffices = True

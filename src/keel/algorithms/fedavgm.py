@@ -9,12 +9,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, Context, Fraction, Report, State, hyperparameters, weighted_mean
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import Context, Fraction, Report, State
 
 
 @hyperparameters
 class FedAvgM(Algorithm):
-    """FedAvg whose server steps along a decaying sum of the rounds' mean updates; clients see nothing of it.
+    """FedAvg whose server steps along a decaying sum of the mean updates; the clients do not use it.
 
     client:  u = g
     server:  m <- beta m + mean(theta - w_i);  theta <- theta - eta m
@@ -23,6 +24,7 @@ class FedAvgM(Algorithm):
     name = "fedavgm"
     title = "FedAvgM"
     paper = "Hsu et al., 2019"
+    mean_suffices = True
 
     beta: Fraction = 0.9
 

@@ -8,29 +8,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State
 
 
 @hyperparameters
 class FedCM(Algorithm):
-    """Local gradients mixed with the direction in which the last cohort went.
+    """Local gradients mixed with the mean direction of the last cohort.
 
     client:  u = alpha g + (1 - alpha) m
     server:  theta <- theta - eta mean(D_i);  m <- mean(D_i / (l J_i))
 
-    alpha = 1 is FedAvg. m speaks for the last cohort alone: that is what GHBM changes.
+    alpha = 1 is FedAvg. m represents only the last cohort; GHBM's represents all clients.
     """
 
     name = "fedcm"
@@ -46,7 +35,7 @@ class FedCM(Algorithm):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"], "m": server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return self.alpha * gradient(w) + (1 - self.alpha) * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:

@@ -9,25 +9,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, Context, Fraction, Positive, Report, State, hyperparameters, weighted_mean
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import Context, Fraction, Positive, Report, State
 
 
 @hyperparameters
-class FedAdam(Algorithm):
-    """FedAvg whose server steps as Adam does, without bias correction.
+class FedAdagrad(Algorithm):
+    """FedAvg whose server divides each step by the square root of all squared updates so far.
 
-    server:  D = mean(D_i);  m <- beta1 m + (1 - beta1) D;  v <- beta2 v + (1 - beta2) D^2
+    server:  D = mean(D_i);  m <- beta1 m + (1 - beta1) D;  v <- v + D^2
              theta <- theta - eta m / (sqrt(v) + epsilon)
 
     v starts at epsilon^2. epsilon is the paper's tau, the degree of adaptivity.
     """
 
-    name = "fedadam"
-    title = "FedAdam"
+    name = "fedadagrad"
+    title = "FedAdagrad"
     paper = "Reddi et al., ICLR 2021"
+    mean_suffices = True
 
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.99
+    beta1: Fraction = 0.0
     epsilon: Positive = 1e-3
 
     def init_server(self, theta: Tensor) -> State:
@@ -36,16 +37,34 @@ class FedAdam(Algorithm):
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         delta = weighted_mean(reports)["delta"]
         m = self.beta1 * server["m"] + (1 - self.beta1) * delta
-        v = self._second_moment(server["v"], delta**2)
+        v = self.second_moment(server["v"], delta**2)
         return {"theta": server["theta"] - ctx.server_lr * m / (v.sqrt() + self.epsilon), "m": m, "v": v}
 
-    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """The new v, from D^2."""
+        return v + square
+
+
+@hyperparameters
+class FedAdam(FedAdagrad):
+    """FedAdagrad whose second moment is a decaying mean: the server steps as Adam does, without bias correction.
+
+    server:  v <- beta2 v + (1 - beta2) D^2
+    """
+
+    name = "fedadam"
+    title = "FedAdam"
+
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 @hyperparameters
 class FedYogi(FedAdam):
-    """FedAdam whose second moment moves by at most (1 - beta2) D^2 in a round.
+    """FedAdam whose second moment changes by at most (1 - beta2) D^2 in a round.
 
     server:  v <- v - (1 - beta2) D^2 sign(v - D^2)
     """
@@ -53,21 +72,5 @@ class FedYogi(FedAdam):
     name = "fedyogi"
     title = "FedYogi"
 
-    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-
-@hyperparameters
-class FedAdagrad(FedAdam):
-    """FedAdam whose second moment only grows; beta2 plays no part.
-
-    server:  v <- v + D^2
-    """
-
-    name = "fedadagrad"
-    title = "FedAdagrad"
-
-    beta1: Fraction = 0.0
-
-    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return v + square

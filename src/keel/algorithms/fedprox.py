@@ -1,4 +1,4 @@
-"""A proximal term that holds the local model near the server's.
+"""A proximal term that keeps the local model near the server's.
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. Federated Optimization in Heterogeneous Networks.
 MLSys 2020.
@@ -6,12 +6,13 @@ MLSys 2020.
 
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientContext, Gradient, Memory, Message, NonNegative, hyperparameters
+from keel.algorithms.base import Algorithm, hyperparameters
+from keel.algorithms.types import ClientContext, Gradient, Message, NonNegative, State
 
 
 @hyperparameters
 class FedProx(Algorithm):
-    """FedAvg with a pull back to the model that was received, in every local step.
+    """FedAvg with a proximal term to the received model in every local step.
 
     client:  u = g + mu (w - theta)
     """
@@ -19,8 +20,9 @@ class FedProx(Algorithm):
     name = "fedprox"
     title = "FedProx"
     paper = "Li et al., MLSys 2020"
+    mean_suffices = True
 
     mu: NonNegative = 0.01
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return gradient(w) + self.mu * (w - received["theta"])

@@ -9,20 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Report,
-    State,
-    Tau,
-    hyperparameters,
-    in_rounds,
-)
+from keel.algorithms.base import Algorithm, hyperparameters
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State, Tau, in_rounds
 
 
 @hyperparameters
@@ -32,13 +20,14 @@ class GHBM(Algorithm):
     server:  m = (theta^{t-tau-1} - theta^{t-1}) / tau, zero until tau rounds exist
     client:  u = g + beta m / (l J)
 
-    With tau = 1/C (the default) m speaks for all clients, not only for those of the last round; tau = 1 is
-    classical momentum. The server sends m besides theta and keeps the last tau models.
+    With tau = 1/C (the default) m represents all clients, not only the last cohort; tau = 1 is classical momentum. The
+    server sends m in addition to theta and keeps the last tau models.
     """
 
     name = "ghbm"
     title = "GHBM"
     paper = "Zaccone et al., TMLR 2025"
+    mean_suffices = True
 
     beta: Fraction = 0.9
     tau: Tau = "period"
@@ -52,7 +41,7 @@ class GHBM(Algorithm):
         m = torch.zeros_like(theta) if past is None else (past - theta) / tau
         return {"theta": theta, "m": m}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return (self.beta * received["m"] / (ctx.lr * ctx.steps)).add_(gradient(w))
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:

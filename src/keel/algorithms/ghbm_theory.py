@@ -9,26 +9,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Report,
-    State,
-    Tau,
-    hyperparameters,
-    in_rounds,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State, Tau, in_rounds
 
 
 @hyperparameters
 class GHBMTheory(Algorithm):
-    """Momentum from the mean of the last tau pseudo-gradients themselves, and a server that steps along it.
+    """Momentum as the mean of the last tau pseudo-gradients, and a server that steps along it.
 
     client:  u = beta g + (1 - beta) m
     server:  u^t = mean(D_i / (l J_i));  bar^t = bar^{t-1} - u^t + (1 - beta) m
@@ -36,7 +23,7 @@ class GHBMTheory(Algorithm):
 
     bar accumulates: bar^{t-tau} - bar^t is then the sum of tau pseudo-gradients, less the momentum that was added
     to them, as the proof needs. (The printed line starts each bar^t at theta^{t-1}, which is not that sum.) Before
-    tau rounds exist the sum is over those that do. The server's rate plays the part of eta = gamma J l.
+    tau rounds exist the sum is over those that do. The server learning rate is the paper's eta = gamma J l.
     """
 
     name = "ghbm_theory"
@@ -56,7 +43,7 @@ class GHBMTheory(Algorithm):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"], "m": server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return self.beta * gradient(w) + (1 - self.beta) * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:

@@ -1,4 +1,4 @@
-"""Clients that mimic the centralised optimiser: its state is frozen in a round and applied in every local step.
+"""Clients that mimic a centralised optimiser: its state is fixed during a round and applied in every local step.
 
 S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. Breaking the centralized
 barrier for cross-device federated learning. NeurIPS 2021.
@@ -9,21 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Observation,
-    Path,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Observation, Path, Report, State
 
 
 @hyperparameters
@@ -33,18 +20,19 @@ class Mime(Algorithm):
     probe:   full gradients at theta, c their mean
     client:  u = g(w) - g(theta, same minibatch) + c
 
-    No memory: the control is computed anew in each round, for one more exchange and twice the gradients.
+    Clients are stateless: c is computed in each round, at the cost of a second exchange and twice the gradients.
     """
 
     name = "mime"
     title = "Mime"
     paper = "Karimireddy et al., NeurIPS 2021"
+    mean_suffices = True
     probes = True
 
     def absorb(self, server: State, probes: Iterable[Report], ctx: Context) -> tuple[State, Message]:
         return server, {"c": weighted_mean(probes)["gradient"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return gradient(w) - gradient(received["theta"]) + received["c"]
 
 
@@ -73,8 +61,8 @@ class MimeMom(Mime):
         server, more = super().absorb(server, probes, ctx)
         return {**server, "c": more["c"]}, more
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        corrected = super().direction(w, gradient, received, memory, ctx)
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        corrected = super().direction(w, gradient, received, state, ctx)
         return (1 - self.beta) * corrected + self.beta * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
@@ -84,7 +72,7 @@ class MimeMom(Mime):
 
 @hyperparameters
 class MimeLiteMom(Algorithm):
-    """MimeMom without the correction, and so without the first phase: the full gradient comes up with the update.
+    """MimeMom without the correction and so without the first phase: the full gradient is sent with the update.
 
     client:  u = (1 - beta) g + beta m
     server:  m <- beta m + (1 - beta) mean of the full gradients at theta
@@ -93,6 +81,7 @@ class MimeLiteMom(Algorithm):
     name = "mimelitemom"
     title = "MimeLiteMom"
     paper = "Karimireddy et al., NeurIPS 2021"
+    mean_suffices = True
 
     beta: Fraction = 0.9
 
@@ -106,12 +95,12 @@ class MimeLiteMom(Algorithm):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"], "m": server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return (1 - self.beta) * gradient(w) + self.beta * received["m"]
 
-    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+    def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         assert path.full_gradient is not None
-        return {"delta": path.start - path.end, "gradient": path.full_gradient}, memory
+        return {"delta": path.start - path.end, "gradient": path.full_gradient}, state
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         mean = weighted_mean(reports)

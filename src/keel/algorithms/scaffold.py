@@ -10,39 +10,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Context,
-    Gradient,
-    Memory,
-    Message,
-    Observation,
-    Path,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import ClientContext, Context, Gradient, Message, Observation, Path, Report, State
 
 
 @hyperparameters
 class Scaffold(Algorithm):
-    """Each local step is corrected by what all clients' gradients are (c) less what this client's is (c_i).
+    """Each local step is corrected by the difference of the mean gradient of all clients (c) and this client's (c_i).
 
     client:  u = g - c_i + c
-    memory:  c_i' = mean minibatch gradient along the path (option 2), or the full gradient at theta (option 1)
+    state:   c_i' = mean minibatch gradient along the path (option 2), or the full gradient at theta (option 1)
     server:  theta <- theta - eta mean(D_i);  c <- c + S/N mean(c_i' - c_i)
 
     Where means are weighted by examples, S/N is the cohort's share of all examples: c stays the mean of all c_i.
 
     Option 2 equals the paper's c_i - c + (theta - w_i) / (J l) where there is no weight decay, and costs nothing.
-    The factor S/N is what public versions most often lack: without it c forgets all who are not in the cohort.
+    Many public implementations lack the factor S/N: without it c ignores the clients outside the cohort.
     """
 
     name = "scaffold"
     title = "SCAFFOLD"
     paper = "Karimireddy et al., ICML 2020"
+    mean_suffices = True
 
     option: Literal[1, 2] = 2
 
@@ -53,19 +42,19 @@ class Scaffold(Algorithm):
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "c": torch.zeros_like(theta)}
 
-    def init_client(self, theta: Tensor) -> Memory:
+    def init_client(self, theta: Tensor) -> State:
         return {"c": torch.zeros_like(theta)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {"theta": server["theta"], "c": server["c"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        return (gradient(w) - memory["c"]).add_(received["c"])
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        return (gradient(w) - state["c"]).add_(received["c"])
 
-    def report(self, path: Path, received: Message, memory: Memory, ctx: ClientContext) -> tuple[Message, Memory]:
+    def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         control = path.full_gradient if self.option == 1 else path.mean_gradient
         assert control is not None
-        return {"delta": path.start - path.end, "control": control - memory["c"]}, {"c": control}
+        return {"delta": path.start - path.end, "control": control - state["c"]}, {"c": control}
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         mean = weighted_mean(reports)

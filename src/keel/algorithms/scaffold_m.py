@@ -8,19 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import (
-    ClientContext,
-    Context,
-    Fraction,
-    Gradient,
-    Memory,
-    Message,
-    Report,
-    State,
-    hyperparameters,
-    weighted_mean,
-)
+from keel.algorithms.base import hyperparameters, weighted_mean
 from keel.algorithms.scaffold import Scaffold
+from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State
 
 
 @hyperparameters
@@ -30,7 +20,7 @@ class ScaffoldM(Scaffold):
     client:  u = beta (g - c_i + c) + (1 - beta) m
     server:  as SCAFFOLD;  m <- mean(D_i / (l J_i))
 
-    beta = 1 is SCAFFOLD. The robustness to heterogeneity comes from the controls; momentum adds speed.
+    beta = 1 is SCAFFOLD. The control variates make it robust to heterogeneity; momentum makes it faster.
     """
 
     name = "scaffold_m"
@@ -46,8 +36,8 @@ class ScaffoldM(Scaffold):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {**super().broadcast(server, ctx), "m": server["m"]}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, memory: Memory, ctx: ClientContext) -> Tensor:
-        corrected = super().direction(w, gradient, received, memory, ctx)
+    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        corrected = super().direction(w, gradient, received, state, ctx)
         return self.beta * corrected + (1 - self.beta) * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:

@@ -1,68 +1,68 @@
-"""The user's own arrays, from .npy files. Nothing is unpickled."""
+"""A user's arrays from .npy files. Pickles are refused."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from keel.data.federated import Examples, Pool
+from keel.core.examples import Examples
+from keel.data.dataset import Dataset
 from keel.errors import KeelError
 from keel.settings import PathText
 
-MOST_CLASSES = 1_000_000
+MAX_LABEL = 1_000_000
+"""The largest label. Larger ones are identifiers rather than classes, and the model's last layer would be huge."""
 
 
 def arrays(
     *, inputs: PathText, labels: PathText, test_inputs: PathText, test_labels: PathText, keys: PathText | None = None
-) -> Pool:
-    """The user's own arrays, a .npy file each; keys say who holds what."""
+) -> Dataset:
+    """Your arrays, one .npy file each; `keys` gives the client of each training example."""
     train = examples(read(Path(inputs), "data.inputs"), read(Path(labels), "data.labels"), "data.")
     test = examples(
         read(Path(test_inputs), "data.test_inputs"), read(Path(test_labels), "data.test_labels"), "data.test_"
     )
-    return pool(train, test, None if keys is None else read(Path(keys), "data.keys"))
+    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"))
 
 
-def pool(train: Examples, test: Examples, keys: np.ndarray | None) -> Pool:
-    """Arrays that fit together, with as many classes as the labels tell."""
+def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None) -> Dataset:
+    """Make a data set with as many classes as the largest label requires."""
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
         raise KeelError(
-            f"data.test_inputs: shape {tuple(test.inputs.shape[1:])} of an input; "
-            f"accepted: {tuple(train.inputs.shape[1:])}, as in data.inputs"
+            f"data.test_inputs must have inputs of shape {tuple(train.inputs.shape[1:])}, as data.inputs has "
+            f"(got {tuple(test.inputs.shape[1:])})"
         )
-    if keys is not None and keys.shape != (len(train),):
-        raise KeelError(f"data.keys: shape {keys.shape} for {len(train)} inputs; accepted: one key for each input")
-    return Pool(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
+    return Dataset(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
 
 
 def read(path: Path, field: str) -> np.ndarray:
-    """One array; what is wrong with the file is said with its name and the spec's field."""
+    """Read one array; an error names the spec's field and the file."""
     try:
         with path.open("rb") as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
+            return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise KeelError(f"{field}: no file {str(path)!r}") from None
+        raise KeelError(f"{field}: file {str(path)!r} does not exist") from None
     except (OSError, ValueError, EOFError, MemoryError) as error:
-        # numpy's own words would suggest to allow pickles
+        # numpy's message would suggest to allow pickles
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
-    return array
 
 
 def examples(inputs: np.ndarray, labels: np.ndarray, field: str = "data") -> Examples:
-    """Float inputs and integer labels as tensors."""
+    """Convert arrays to float32 inputs and int64 labels; an error names the field, which begins with `field`."""
     if inputs.ndim == 0 or inputs.dtype.kind not in "fiub":
-        raise KeelError(f"{field}inputs: shape {inputs.shape}, {inputs.dtype}; accepted: numbers, one row per example")
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise KeelError(
-            f"{field}labels: shape {labels.shape}, {labels.dtype}; accepted: one whole number from 0 for each input"
+            f"{field}inputs must be numbers with one row per example (got {inputs.dtype} of shape {inputs.shape})"
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise KeelError(
+            f"{field}labels must be one whole number per example (got {labels.dtype} of shape {labels.shape})"
         )
     if len(inputs) != len(labels):
-        raise KeelError(
-            f"{field}labels: {len(labels)} labels for {len(inputs)} inputs; accepted: one label for each input"
-        )
-    if len(labels) and labels.max() > MOST_CLASSES:
-        raise KeelError(f"{field}labels: {labels.max()}; accepted: whole numbers from 0 without large gaps")
+        raise KeelError(f"{field}labels must have one label per input (got {len(labels)} for {len(inputs)} inputs)")
+    if len(labels) and not 0 <= labels.min() <= labels.max() <= MAX_LABEL:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise KeelError(f"{field}labels must be whole numbers from 0 to classes - 1 (got {wrong})")
     tensor = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
     if not torch.isfinite(tensor).all():
-        raise KeelError(f"{field}inputs: not all values are finite as 32-bit floats")
+        raise KeelError(f"{field}inputs must be finite as 32-bit floats (got NaN or infinite values)")
     return Examples(tensor, torch.from_numpy(labels.astype(np.int64)))

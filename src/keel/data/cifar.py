@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), from their python batches, which are pickles: only arrays are admitted."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from their Python batches: pickles, read without executing code."""
 
 import pickle
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from keel.data.federated import Examples, Pool
+from keel.core.examples import Examples
+from keel.data.dataset import Dataset
 from keel.data.fetch import Download
-from keel.data.preparation import Pixels
 from keel.data.store import check, data_folder, prepared
+from keel.data.transforms import Pixels
 from keel.errors import KeelError
 
 CIFAR10 = Download(
@@ -38,69 +39,69 @@ DIGESTS = {
     "test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
 MARGIN = 4
-"""Pixels of the padding that the random crop is taken from."""
+"""Pixels of padding for the random crop."""
 
 
-def cifar10(*, augment: bool = True) -> Pool:
-    """60,000 colour photographs of 32x32 in ten classes."""
+def cifar10(*, augment: bool = True) -> Dataset:
+    """60,000 colour photographs of 32x32 pixels in 10 classes."""
     pixels = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), MARGIN * augment)
     return _load("cifar10", CIFAR10, "labels", 10, pixels)
 
 
-def cifar100(*, augment: bool = True) -> Pool:
-    """60,000 colour photographs of 32x32 in a hundred classes."""
+def cifar100(*, augment: bool = True) -> Dataset:
+    """60,000 colour photographs of 32x32 pixels in 100 classes."""
     pixels = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), MARGIN * augment)
     return _load("cifar100", CIFAR100, "fine_labels", 100, pixels)
 
 
-def _load(name: str, download: Download, labels: str, classes: int, pixels: Pixels) -> Pool:
+def _load(name: str, download: Download, labels: str, classes: int, pixels: Pixels) -> Dataset:
     files = [data_folder() / member for member in download.members]
 
-    def make(place: Path) -> dict[str, Any]:
+    def make(folder: Path) -> dict[str, Any]:
         for part, sources in ("train", files[:-1]), ("test", files[-1:]):
             batches = [read_batch(source, labels, DIGESTS[source.name]) for source in sources]
-            np.save(place / f"{part}_inputs.npy", np.concatenate([images for images, _ in batches]))
-            np.save(place / f"{part}_targets.npy", np.concatenate([targets for _, targets in batches]))
+            np.save(folder / f"{part}_inputs.npy", np.concatenate([images for images, _ in batches]))
+            np.save(folder / f"{part}_targets.npy", np.concatenate([targets for _, targets in batches]))
         return {}
 
     stored = prepared(name, files, {}, make)
     tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
     train = Examples(tensors["train_inputs"], tensors["train_targets"])
     test = Examples(tensors["test_inputs"], tensors["test_targets"])
-    return Pool(train, test, classes, prepare=pixels, sha256=stored.sha256)
+    return Dataset(train, test, classes, transform=pixels, sha256=stored.sha256)
 
 
 def read_batch(path: Path, labels: str, digest: str) -> tuple[np.ndarray, np.ndarray]:
-    """A batch's images (n, 3, 32, 32) as bytes and its labels. The published checksum comes before everything."""
+    """Read the images (n, 3, 32, 32) of a batch, as bytes, and its labels, after its checksum was verified."""
     check(path, digest)
     batch = read_pickle(path)
     try:
         images = batch["data"].reshape(-1, 3, 32, 32)
         return images, np.array(batch[labels], dtype=np.int64)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise KeelError(f"data: {str(path)!r} holds no images of 3 x 32 x 32 with {labels}") from error
+        raise KeelError(f"data: {str(path)!r} has no images of 3 x 32 x 32 with {labels}; download it again") from error
 
 
 def read_pickle(path: Path) -> Any:
-    """A pickle of text, numbers, lists, dicts and arrays of bytes; one that names anything else is refused."""
+    """Read a pickle of text, numbers, lists, dicts and arrays of bytes; one that refers to anything else is refused."""
     try:
         return _ArraysOnly(BytesIO(path.read_bytes()), encoding="latin1").load()
     except KeelError as error:
         raise KeelError(f"data: {str(path)!r} {error}") from None
     except Exception as error:  # whatever a damaged stream makes the unpickler raise
-        raise KeelError(f"data: {str(path)!r} is damaged or no pickle ({error})") from error
+        raise KeelError(f"data: {str(path)!r} is damaged or not a pickle ({error}); download it again") from error
 
 
 class _Array:
-    """Stands for numpy's array while a pickle is read, so that no code of numpy is called by the file."""
+    """Replaces numpy's array while a pickle is read, so that the file cannot call numpy's code."""
 
     def __init__(self) -> None:
         self.values = np.empty(0, np.uint8)
 
     def __setstate__(self, state: Any) -> None:
-        _version, shape, kind, fortran, content = state
-        if not (kind == "u1" and fortran is False and isinstance(content, str | bytes)):
-            raise KeelError("holds an array that is not of bytes")
+        _version, shape, dtype, fortran, content = state
+        if not (dtype == "u1" and fortran is False and isinstance(content, str | bytes)):
+            raise KeelError("has an array whose elements are not bytes")
         raw = content.encode("latin1") if isinstance(content, str) else content
         self.values = np.frombuffer(raw, np.uint8).reshape(shape)
 
@@ -108,22 +109,24 @@ class _Array:
         return self.values.reshape(shape)
 
 
-class _Kind(str):
-    """Stands for numpy's dtype: its name."""
+class _DType(str):
+    """Replaces numpy's dtype: its name."""
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
 class _ArraysOnly(pickle.Unpickler):
-    ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012 (nobody writes to it)
+    """An unpickler that resolves only the names that an array needs."""
+
+    ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012 (never modified)
         ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
         ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): lambda name, *_: _Kind(name),
+        ("numpy", "dtype"): lambda name, *_: _DType(name),
     }
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return self.ADMITTED[module, name]
+            return self.ALLOWED[module, name]
         except KeyError:
-            raise KeelError(f"asks for {module}.{name}, which no array needs; nothing of it was run") from None
+            raise KeelError(f"refers to {module}.{name}, which no array needs; it was not executed") from None

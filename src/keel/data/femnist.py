@@ -1,4 +1,4 @@
-"""FEMNIST (Caldas et al., 2019): handwritten digits and letters by writer, from LEAF's json."""
+"""FEMNIST (Caldas et al., 2019): handwritten digits and letters by writer, from LEAF's JSON files."""
 
 from pathlib import Path
 from typing import Any
@@ -6,34 +6,38 @@ from typing import Any
 import numpy as np
 
 from keel.data import leaf
-from keel.data.federated import Pool
-from keel.data.preparation import Pixels
+from keel.data.dataset import Dataset
+from keel.data.transforms import Pixels
 from keel.errors import KeelError
 
 CLASSES = 62
 PIXELS = 28 * 28
-# Measured on the 14,708 training images of a LEAF sample (105 writers); white paper is 1.
+# Measured on the 14,708 training images of a sample of LEAF's (105 writers); white is 1.
 MEAN, STD = 0.9612, 0.1656
 
 
-def femnist() -> Pool:
-    """Handwritten digits and letters of 28x28 in 62 classes; in full, some 3,550 writers and 800,000 images."""
+def femnist() -> Dataset:
+    """Handwritten digits and letters of 28x28 pixels in 62 classes; complete, about 800,000 images by 3,550 writers."""
     return leaf.load("femnist", images, CLASSES, Pixels((MEAN,), (STD,)))
 
 
 def images(x: list[Any], y: list[Any], file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A writer's images as bytes and labels; LEAF's greys are the bytes divided by 255, so nothing is lost."""
+    """Convert a writer's images to bytes, without loss because LEAF stores bytes divided by 255, and its labels."""
     try:
         greys, labels = np.array(x, dtype=np.float64), np.array(y)
     except (TypeError, ValueError) as error:
         raise KeelError(
-            f"data: {str(file)!r} holds something else than numbers; accepted: {PIXELS} an image"
+            f"data: {str(file)!r} must have {PIXELS} numbers per image and a label (got other values: {error})"
         ) from error
     if greys.shape != (len(y), PIXELS):
-        raise KeelError(f"data: {str(file)!r} has images of another size; accepted: {PIXELS} numbers each")
+        raise KeelError(f"data: {str(file)!r} must have {PIXELS} numbers per image (got shape {greys.shape})")
     bytes_ = np.rint(greys * 255)
-    if not ((np.abs(greys - bytes_ / 255) < 1e-6) & (bytes_ >= 0) & (bytes_ <= 255)).all():
-        raise KeelError(f"data: {str(file)!r} has greys that are no bytes; accepted: k/255 for k from 0 to 255")
+    valid = (np.abs(greys - bytes_ / 255) < 1e-6) & (bytes_ >= 0) & (bytes_ <= 255)
+    if not valid.all():
+        raise KeelError(
+            f"data: {str(file)!r} must have pixels k/255 for whole k from 0 to 255 (got {float(greys[~valid][0])})"
+        )
     if labels.dtype.kind != "i" or labels.shape != (len(y),) or labels.min() < 0 or labels.max() >= CLASSES:
-        raise KeelError(f"data: {str(file)!r} has other labels; accepted: whole numbers from 0 to {CLASSES - 1}")
+        wrong = next((label for label in y if not (isinstance(label, int) and 0 <= label < CLASSES)), y[0])
+        raise KeelError(f"data: {str(file)!r} must have labels from 0 to {CLASSES - 1} (got {wrong!r})")
     return bytes_.astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.uint8)

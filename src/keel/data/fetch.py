@@ -1,4 +1,4 @@
-"""Downloads: resumed where they were cut off, checked before they count, unpacked without trusting the archive."""
+"""Downloads: resumed after an interruption, verified before use, and only the named files of an archive extracted."""
 
 import tarfile
 from collections.abc import Callable
@@ -14,16 +14,23 @@ from keel.data.store import check
 from keel.errors import KeelError
 
 BLOCK = 1 << 20
-PATIENCE = 60.0
-"""Seconds without a byte after which a server counts as gone."""
+TIMEOUT = 60.0
+"""Seconds without a byte after which a download fails."""
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes that are there and how many there will be, if the server says."""
+"""Called with the bytes received so far and the total, which is None if the server does not report it."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file that a publisher offers: where it lies in the data folder, and for an archive what is taken out of it."""
+    """A published file to download.
+
+    Args:
+        url: Its address.
+        digest: Its checksum: "md5:..." or "sha256:...".
+        path: Where it is saved, relative to the data folder.
+        members: If it is an archive, the files to extract, next to the archive.
+    """
 
     url: str
     digest: str
@@ -32,24 +39,24 @@ class Download:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What it leaves in the data folder: an archive's members lie beside it."""
+        """The files that loaders read, relative to the data folder."""
         return tuple(str(Path(self.path).parent / name) for name in self.members) or (self.path,)
 
     def missing(self, folder: Path) -> list[str]:
-        """Those of its files that are not there, packed or not."""
-        return [name for name in self.files if not any((folder / form).is_file() for form in forms(name))]
+        """Return the files that do not exist, neither compressed nor decompressed."""
+        return [name for name in self.files if not any((folder / variant).is_file() for variant in variants(name))]
 
 
-def forms(name: str) -> list[str]:
-    """A file's names: as it is offered, and unpacked."""
+def variants(name: str) -> list[str]:
+    """Return a file's names: as published, and decompressed."""
     return [name, name.removesuffix(".gz")]
 
 
 def fetch(download: Download, folder: Path, progress: Progress) -> None:
-    """The file, whole and checked, in the data folder."""
+    """Download a file to the data folder, verify it and extract its members."""
     target = folder / download.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):  # two at once would write into one another
+    with FileLock(f"{target}.lock"):  # two processes must not write the same file
         _fetch(download, target, folder, progress)
 
 
@@ -60,60 +67,61 @@ def _fetch(download: Download, target: Path, folder: Path, progress: Progress) -
             _receive(download.url, part, progress)
         except (OSError, HTTPException) as error:
             raise KeelError(
-                f"data: {download.url} cannot be fetched ({error}); what came is kept, and the same command goes on; "
-                f"accepted also: the file put at {str(target)!r} by hand"
+                f"data: {download.url} cannot be downloaded ({error}); repeat the command to resume the download, "
+                f"or save the file as {str(target)!r}"
             ) from error
         try:
             check(part, download.digest)
         except KeelError:
-            part.unlink()  # what is wrong cannot be gone on with
+            part.unlink()  # a wrong file cannot be resumed
             raise
         part.replace(target)
     if download.members:
-        _unpack(target, download, folder)
+        _extract(target, download, folder)
 
 
 def _receive(url: str, part: Path, progress: Progress) -> None:
-    there = part.stat().st_size if part.exists() else 0
-    request = Request(url, headers={"User-Agent": "keel", **({"Range": f"bytes={there}-"} if there else {})})
+    """Download to `part`, which may hold the beginning of the file."""
+    received = part.stat().st_size if part.exists() else 0
+    request = Request(url, headers={"User-Agent": "keel", **({"Range": f"bytes={received}-"} if received else {})})
     try:
-        response = urlopen(request, timeout=PATIENCE)
+        response = urlopen(request, timeout=TIMEOUT)
     except HTTPError as error:
-        if there and error.code == 416:  # nothing is missing
+        if received and error.code == 416:  # the range starts at the end: the file is complete
             return
         raise
     with response:
-        if there and response.status != 206:  # the server starts again, so do we
-            there = 0
+        if received and response.status != 206:  # the server ignores ranges and sends the whole file
+            received = 0
         length = response.headers.get("Content-Length")
-        total = there + int(length) if length else None
-        with part.open("ab" if there else "wb") as file:
+        total = received + int(length) if length else None
+        with part.open("ab" if received else "wb") as file:
             while block := response.read(BLOCK):
                 file.write(block)
-                there += len(block)
-                progress(there, total)
-    if total is not None and there < total:
-        raise OSError(f"the connection ended after {there:,} of {total:,} bytes")
+                received += len(block)
+                progress(received, total)
+    if total is not None and received < total:
+        raise OSError(f"the connection ended after {received:,} of {total:,} bytes")
 
 
-def _unpack(archive: Path, download: Download, folder: Path) -> None:
-    """The named members and nothing else, each written aside and moved in."""
+def _extract(archive: Path, download: Download, folder: Path) -> None:
+    """Extract the named members and nothing else; each appears complete or not at all."""
     check(archive, download.digest)
-    places = dict(zip(download.members, download.files, strict=True))
-    with tarfile.open(archive, mode="r|*") as tar:  # once through: a packed archive cannot be jumped in
+    targets = dict(zip(download.members, download.files, strict=True))
+    with tarfile.open(archive, mode="r|*") as tar:  # one pass: seeking in a compressed archive is slow
         for member in tar:
-            source = tar.extractfile(member) if member.name in places else None
+            source = tar.extractfile(member) if member.name in targets else None
             if source is None:
                 continue
-            target = folder / places.pop(member.name)
+            target = folder / targets.pop(member.name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f".{target.name}.new")
+            temporary = target.with_name(f".{target.name}.new")
             try:
-                with source, aside.open("wb") as file:
+                with source, temporary.open("wb") as file:
                     while block := source.read(BLOCK):
                         file.write(block)
-                aside.replace(target)
+                temporary.replace(target)
             finally:
-                aside.unlink(missing_ok=True)
-    if places:
-        raise KeelError(f"data: {str(archive)!r} has no file {next(iter(places))!r}")
+                temporary.unlink(missing_ok=True)
+    if targets:
+        raise KeelError(f"data: the archive {str(archive)!r} has no file {next(iter(targets))!r}")

@@ -1,14 +1,14 @@
-"""Landmarks-User-160k and iNaturalist-User-120k (Hsu et al., 2020): photographs by who took them.
+"""Landmarks-User-160k and iNaturalist-User-120k (Hsu et al., 2020): photographs by photographer.
 
-The publisher gives tables of who took which photograph; the photographs come from where they always were.
+The publisher provides tables that map photographs to users; the photographs come from the original data sets.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keel.data.federated import Pool
-from keel.data.images import Listed, Side, image_files, image_pool
+from keel.data.dataset import Dataset
+from keel.data.images import ImageList, Side, image_dataset, image_files
 from keel.data.store import data_folder
 from keel.data.table import csv_rows
 from keel.errors import KeelError
@@ -16,7 +16,7 @@ from keel.errors import KeelError
 
 @dataclass(frozen=True)
 class UserSplit:
-    """A published split: its files in the data folder, how its images are found, and how many there are of all."""
+    """A published federated split: its files in the data folder, how to find its images, and its published counts."""
 
     folder: str
     train: str
@@ -30,23 +30,23 @@ class UserSplit:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The tables. The images are looked for when they are decoded, and may go after that."""
+        """The tables. The images are only needed until they are decoded."""
         return f"{self.folder}/{self.train}", f"{self.folder}/test.csv"
 
 
 def find_by_name(root: Path, ids: set[str]) -> dict[str, Path]:
-    """Images as Google's archives hold them, a/b/c/abc....jpg, or all in one folder."""
-    found = {}
+    """Find images in the folders of Google's archives (a/b/c/abc....jpg) or all in one folder."""
+    paths = {}
     for image in ids:
         for path in (root / image[:1] / image[1:2] / image[2:3] / f"{image}.jpg", root / f"{image}.jpg"):
             if path.is_file():
-                found[image] = path
+                paths[image] = path
                 break
-    return found
+    return paths
 
 
 def find_in_tree(root: Path, ids: set[str]) -> dict[str, Path]:
-    """Images in folders that their names do not tell."""
+    """Find images anywhere below the root."""
     return {path.stem: path for path in image_files(root) if path.stem in ids}
 
 
@@ -56,7 +56,7 @@ LANDMARKS = UserSplit(
     images="images",
     find=find_by_name,
     address=(
-        "http://storage.googleapis.com/gresearch/federated-vision-datasets/landmarks-user-160k.zip (who took what) and "
+        "http://storage.googleapis.com/gresearch/federated-vision-datasets/landmarks-user-160k.zip (the tables) and "
         "https://github.com/cvdfoundation/google-landmark (the train images, below landmarks-user-160k/images)"
     ),
     users=1_262,
@@ -70,7 +70,7 @@ INATURALIST = UserSplit(
     images="train_val_images",
     find=find_in_tree,
     address=(
-        "http://storage.googleapis.com/gresearch/federated-vision-datasets/inaturalist-user-120k.zip (who took what) "
+        "http://storage.googleapis.com/gresearch/federated-vision-datasets/inaturalist-user-120k.zip (the tables) "
         "and https://ml-inat-competition-datasets.s3.amazonaws.com/2017/train_val_images.tar.gz (the images, as "
         "inaturalist-user-120k/train_val_images)"
     ),
@@ -81,64 +81,67 @@ INATURALIST = UserSplit(
 )
 
 
-def landmarks(*, size: Side = 224, augment: bool = True) -> Pool:
-    """164,172 photographs of 2,028 landmarks by 1,262 people (Landmarks-User-160k)."""
+def landmarks(*, size: Side = 224, augment: bool = True) -> Dataset:
+    """164,172 photographs of 2,028 landmarks by 1,262 users (Landmarks-User-160k)."""
     return load(LANDMARKS, size, augment)
 
 
-def inaturalist(*, size: Side = 224, augment: bool = True) -> Pool:
-    """120,300 photographs of 1,203 species by 9,275 people (iNaturalist-User-120k)."""
+def inaturalist(*, size: Side = 224, augment: bool = True) -> Dataset:
+    """120,300 photographs of 1,203 species by 9,275 users (iNaturalist-User-120k)."""
     return load(INATURALIST, size, augment)
 
 
-def load(split: UserSplit, size: int, augment: bool) -> Pool:
-    """The images are looked for when they are decoded and not again, so that they need not stay."""
+def load(split: UserSplit, size: int, augment: bool) -> Dataset:
+    """Load a split. Once the images are decoded, only the tables are needed."""
     folder = data_folder() / split.folder
     tables = [folder / split.train, folder / "test.csv"]
 
-    def find() -> tuple[Listed, Listed]:
+    def list_images() -> tuple[ImageList, ImageList]:
         users, train_ids, train_labels = _read(tables[0], ("user_id", "image_id", "class"), split.classes)
         test_ids, test_labels = _read(tables[1], ("image_id", "class"), split.classes)
         _check_counts(split, folder, len(set(users)), len(train_ids), len(test_ids))
         paths = _find_all(split, folder / split.images, train_ids + test_ids)
-        train = Listed([paths[image] for image in train_ids], [int(label) for label in train_labels], users)
-        test = Listed([paths[image] for image in test_ids], [int(label) for label in test_labels], [])
+        train = ImageList([paths[image] for image in train_ids], [int(label) for label in train_labels], users)
+        test = ImageList([paths[image] for image in test_ids], [int(label) for label in test_labels], [])
         return train, test
 
-    return image_pool(split.folder, tables, find, split.classes, size, augment)
+    return image_dataset(split.folder, tables, list_images, split.classes, size, augment)
 
 
 def _read(path: Path, columns: tuple[str, ...], classes: int) -> list[list[str]]:
-    """The columns of a table, the last of which is the class."""
+    """Read some columns of a table, the last of which is the class."""
     rows = csv_rows(path, "data")
     _, header = next(rows, (1, []))
     if not set(columns) <= set(header):
-        raise KeelError(f"data: {str(path)!r} has the columns {', '.join(header)}; accepted: {', '.join(columns)}")
-    places = [header.index(column) for column in columns]
+        raise KeelError(f"data: {str(path)!r} must have the columns {', '.join(columns)} (got {', '.join(header)})")
+    positions = [header.index(column) for column in columns]
     values: list[list[str]] = [[] for _ in columns]
     for line, cells in rows:
-        for place, column in zip(places, values, strict=True):
-            column.append(cells[place])
+        for position, column in zip(positions, values, strict=True):
+            column.append(cells[position])
         label = values[-1][-1]
         if not (label.isdecimal() and int(label) < classes):
-            raise KeelError(f"data: {str(path)!r} line {line}: class {label!r}; accepted: 0 to {classes - 1}")
+            raise KeelError(
+                f"data: line {line} of {str(path)!r}: the class must be from 0 to {classes - 1} (got {label!r})"
+            )
     return values
 
 
 def _check_counts(split: UserSplit, folder: Path, users: int, train: int, test: int) -> None:
     if (users, train, test) != (split.users, split.train_images, split.test_images):
         raise KeelError(
-            f"data: the tables in {str(folder)!r} tell of {users:,} users with {train:,} images, and {test:,} to test; "
-            f"accepted: the published ones, {split.users:,} with {split.train_images:,}, and {split.test_images:,}"
+            f"data: the tables in {str(folder)!r} must be the published ones with {split.users:,} users, "
+            f"{split.train_images:,} training images and {split.test_images:,} test images "
+            f"(got {users:,}, {train:,} and {test:,})"
         )
 
 
 def _find_all(split: UserSplit, root: Path, ids: list[str]) -> dict[str, Path]:
-    found = split.find(root, set(ids))
-    missing = [image for image in ids if image not in found]
+    paths = split.find(root, set(ids))
+    missing = [image for image in ids if image not in paths]
     if missing:
         raise KeelError(
-            f"data: {len(missing):,} of {len(ids):,} images are not in {str(root)!r}, first '{missing[0]}.jpg'; "
-            f"accepted: all of them, from {split.address}"
+            f"data: {len(missing):,} of {len(ids):,} images are missing in {str(root)!r}, for example "
+            f"'{missing[0]}.jpg'; get them from {split.address}"
         )
-    return found
+    return paths

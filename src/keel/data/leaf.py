@@ -1,4 +1,4 @@
-"""LEAF's json (Caldas et al., 2019): files in train/ and test/, each with its users' inputs x and labels y."""
+"""LEAF's JSON format (Caldas et al., 2019): files in train/ and test/ with the inputs x and labels y of each user."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,75 +9,80 @@ from typing import Any
 import numpy as np
 import torch
 
-from keel.data.federated import Examples, Pool
-from keel.data.preparation import Preparation
+from keel.core.examples import Examples
+from keel.core.transforms import Transform
+from keel.data.dataset import Dataset
 from keel.data.store import data_folder, prepared
 from keel.errors import KeelError
 
 ADDRESS = "https://github.com/TalwalkarLab/leaf"
 
 Encode = Callable[[list[Any], list[Any], Path], tuple[np.ndarray, np.ndarray]]
-"""One user's x and y as arrays; what does not suit is a KeelError with the file's name."""
+"""Converts one user's x and y to arrays; raises a KeelError that names the file if they are invalid."""
 
 
-def load(name: str, encode: Encode, classes: int, prepare: Preparation) -> Pool:
-    """What LEAF's preprocess.sh wrote for a data set; a key for each user."""
-    files = {part: find(data_folder() / name / part) for part in ("train", "test")}
+def load(name: str, encode: Encode, classes: int, transform: Transform) -> Dataset:
+    """Load the files that LEAF's preprocess.sh wrote for a data set. Each user is a natural client."""
+    files = {part: json_files(data_folder() / name / part) for part in ("train", "test")}
 
-    def make(place: Path) -> dict[str, Any]:
-        numbers: dict[str, int] = {}
-        train = write(place, "train", files["train"], encode, numbers)
-        test = write(place, "test", files["test"], encode, numbers)
-        if np.isin(test, train).any():  # otherwise LEAF split by user, and nobody trains who is tested
-            np.save(place / "test_keys.npy", test)
-        np.save(place / "train_keys.npy", train)
+    def make(folder: Path) -> dict[str, Any]:
+        user_numbers: dict[str, int] = {}
+        train_keys = write(folder, "train", files["train"], encode, user_numbers)
+        test_keys = write(folder, "test", files["test"], encode, user_numbers)
+        if np.isin(test_keys, train_keys).any():  # otherwise LEAF split by user: the test users do not train
+            np.save(folder / "test_keys.npy", test_keys)
+        np.save(folder / "train_keys.npy", train_keys)
         return {}
 
     stored = prepared(name, files["train"] + files["test"], {}, make)
     tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
-    return Pool(
+    return Dataset(
         Examples(tensors["train_inputs"], tensors["train_targets"]),
         Examples(tensors["test_inputs"], tensors["test_targets"]),
         classes,
         keys=stored.arrays["train_keys"],
         test_keys=stored.arrays.get("test_keys"),
-        prepare=prepare,
+        transform=transform,
         sha256=stored.sha256,
     )
 
 
-def find(folder: Path) -> list[Path]:
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files in a folder, sorted."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise KeelError(f"data: {str(folder)!r} has no *.json; accepted: the files that {ADDRESS} makes")
+        raise KeelError(f"data: {str(folder)!r} has no *.json files; make them with {ADDRESS}")
     return files
 
 
-def write(place: Path, part: str, files: list[Path], encode: Encode, numbers: dict[str, int]) -> np.ndarray:
-    """Saves a part's inputs and targets and gives its keys. One file at a time is held as Python's objects."""
+def write(folder: Path, part: str, files: list[Path], encode: Encode, user_numbers: dict[str, int]) -> np.ndarray:
+    """Save the inputs and targets of "train" or "test" and return the keys: one number per user.
+
+    Only one file at a time is in memory as Python objects.
+    """
     inputs, targets, keys = [], [], []
     for file in files:
         for user, x, y in read(file):
             encoded, labels = encode(x, y, file)
             inputs.append(encoded)
             targets.append(labels)
-            keys.append(np.full(len(labels), numbers.setdefault(user, len(numbers)), dtype=np.int32))
+            keys.append(np.full(len(labels), user_numbers.setdefault(user, len(user_numbers)), dtype=np.int32))
     if not keys:
-        raise KeelError(f"data: {str(files[0].parent)!r} holds no user; accepted: at least one")
-    np.save(place / f"{part}_inputs.npy", np.concatenate(inputs))
-    np.save(place / f"{part}_targets.npy", np.concatenate(targets))
+        raise KeelError(f"data: {str(files[0].parent)!r} has no users; at least one is required")
+    np.save(folder / f"{part}_inputs.npy", np.concatenate(inputs))
+    np.save(folder / f"{part}_targets.npy", np.concatenate(targets))
     return np.concatenate(keys)
 
 
 def read(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Each user with its x and y. The other fields are not looked at: LEAF leaves some of them wrong after a split."""
+    """Yield each user with its x and y. The other fields are ignored: some are wrong after LEAF's split."""
     try:
-        # An image has few greys: each is parsed once, which takes a third of the time and of the memory.
-        held = json.loads(file.read_text(encoding="utf-8"), parse_float=cache(float))["user_data"]
-        users = [(user, samples["x"], samples["y"]) for user, samples in held.items()]
-        whole = all(isinstance(x, list) and isinstance(y, list) and len(x) == len(y) for _, x, y in users)
+        # An image has few distinct values: parsing each once takes a third of the time and of the memory.
+        user_data = json.loads(file.read_text(encoding="utf-8"), parse_float=cache(float))["user_data"]
+        users = [(user, samples["x"], samples["y"]) for user, samples in user_data.items()]
+        wrong = [u for u, x, y in users if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise KeelError(f"data: {str(file)!r} is damaged or not LEAF's json ({error!r})") from error
-    if not whole:
-        raise KeelError(f"data: {str(file)!r} has a user without as many x as y; accepted: a list of each")
+        raise KeelError(f"data: {str(file)!r} is damaged or not in LEAF's format ({error!r}); make it again") from error
+    if wrong:
+        raise KeelError(f"data: the user {wrong[0]!r} in {str(file)!r} must have lists x and y of equal length")
     yield from users

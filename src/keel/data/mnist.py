@@ -1,4 +1,4 @@
-"""MNIST by writer (LeCun et al., 1998; Yadav and Bottou, 2019): QMNIST's label files tell who wrote each digit."""
+"""MNIST by writer (LeCun et al., 1998; Yadav and Bottou, 2019): QMNIST's label files name the writer of each digit."""
 
 import gzip
 from pathlib import Path
@@ -8,10 +8,11 @@ from zlib import error as ZlibError
 import numpy as np
 import torch
 
-from keel.data.federated import Examples, Pool
+from keel.core.examples import Examples
+from keel.data.dataset import Dataset
 from keel.data.fetch import Download
-from keel.data.preparation import Pixels
 from keel.data.store import check, data_folder, prepared
+from keel.data.transforms import Pixels
 from keel.errors import KeelError
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -55,19 +56,19 @@ UNPACKED = {
     "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
 }
 WRITER = 2
-"""The column of QMNIST's labels that names the writer."""
-_KINDS: dict[int, str] = {8: ">u1", 12: ">i4"}
+"""The column of QMNIST's labels that identifies the writer."""
+_DTYPES: dict[int, str] = {8: ">u1", 12: ">i4"}
 
 
-def mnist() -> Pool:
-    """70,000 handwritten digits of 28x28; 539 writers to train, 297 others to test."""
-    files = {Path(download.path).stem: find(data_folder() / download.path) for download in DOWNLOADS}
+def mnist() -> Dataset:
+    """70,000 handwritten digits of 28x28 pixels; 539 writers for training, 297 others for testing."""
+    files = {Path(download.path).stem: existing(data_folder() / download.path) for download in DOWNLOADS}
 
-    def make(place: Path) -> dict[str, Any]:
+    def make(folder: Path) -> dict[str, Any]:
         for download, file in zip(DOWNLOADS, files.values(), strict=True):
             check(file, download.digest if file.suffix == ".gz" else UNPACKED[file.name])
         for part, name, writers in ("train", "train", "train"), ("test", "t10k", "test"):
-            images, labels, who = (
+            images, labels, writer_table = (
                 read_idx(files[file])
                 for file in (
                     f"{name}-images-idx3-ubyte",
@@ -75,38 +76,40 @@ def mnist() -> Pool:
                     f"qmnist-{writers}-labels-idx2-int",
                 )
             )
-            who = who[: len(labels)]  # QMNIST has more test digits than MNIST; MNIST's come first
-            if images.shape != (len(labels), 28, 28) or not np.array_equal(who[:, 0], labels):
-                raise KeelError(f"data: MNIST's and QMNIST's {part} files do not speak of the same digits")
-            np.save(place / f"{part}_inputs.npy", images[:, None])
-            np.save(place / f"{part}_targets.npy", labels.astype(np.int64))
+            writer_table = writer_table[: len(labels)]  # QMNIST has more test digits; MNIST's come first
+            if images.shape != (len(labels), 28, 28) or not np.array_equal(writer_table[:, 0], labels):
+                raise KeelError(
+                    f"data: the {part} files of MNIST and QMNIST have different labels; download them again"
+                )
+            np.save(folder / f"{part}_inputs.npy", images[:, None])
+            np.save(folder / f"{part}_targets.npy", labels.astype(np.int64))
             if part == "train":
-                np.save(place / "keys.npy", who[:, WRITER].astype(np.int64))
+                np.save(folder / "keys.npy", writer_table[:, WRITER].astype(np.int64))
         return {}
 
     stored = prepared("mnist", list(files.values()), {}, make)
     tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
-    return Pool(
+    return Dataset(
         Examples(tensors["train_inputs"], tensors["train_targets"]),
         Examples(tensors["test_inputs"], tensors["test_targets"]),
         10,
         keys=stored.arrays["keys"],
-        prepare=Pixels((0.1307,), (0.3081,)),
+        transform=Pixels((0.1307,), (0.3081,)),
         sha256=stored.sha256,
     )
 
 
-def find(path: Path) -> Path:
-    """The file as it is offered (.gz) or unpacked."""
+def existing(path: Path) -> Path:
+    """Return the path of the file as published (.gz), or decompressed if only that exists."""
     return path if path.exists() else path.with_suffix("")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array in LeCun's idx format: a magic number that tells type and dimensions, the sizes, the values."""
+    """Read an array in LeCun's idx format: a magic number with type and dimensions, the shape, the values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        kind, dimensions = _KINDS[content[2]], content[3]
+        dtype, dimensions = _DTYPES[content[2]], content[3]
         shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
-        return np.frombuffer(content, kind, offset=4 + 4 * dimensions).reshape(shape)
+        return np.frombuffer(content, dtype, offset=4 + 4 * dimensions).reshape(shape)
     except (KeyError, IndexError, ValueError, EOFError, ZlibError, gzip.BadGzipFile) as error:
-        raise KeelError(f"data: {str(path)!r} is damaged or not in idx format ({error})") from error
+        raise KeelError(f"data: {str(path)!r} is damaged or not in idx format ({error}); download it again") from error

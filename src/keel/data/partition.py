@@ -1,4 +1,7 @@
-"""Ways to deal examples out to clients. Each uses an example at most once and is a pure function of its stream."""
+"""Partitioning schemes: IID, by Dirichlet label distributions, by natural key.
+
+Every scheme assigns an example to at most one client and is a pure function of its random generator.
+"""
 
 from collections.abc import Iterator
 from math import isfinite
@@ -6,20 +9,21 @@ from typing import Literal
 
 import numpy as np
 
-from keel.data.federated import Examples, FederatedData, Partition, Pool, fingerprint
+from keel.core.examples import Examples, FederatedData, Partition, fingerprint
+from keel.core.randomness import keyed_rng
+from keel.data.dataset import Dataset
 from keel.errors import KeelError
-from keel.randomness import draws
 
-Way = Literal["dirichlet", "iid", "key"]
-AT_ONCE = 1 << 14
-"""Clients whose classes are drawn together at the most."""
+PartitionScheme = Literal["dirichlet", "iid", "key"]
+CLIENTS_PER_DRAW = 1 << 14
+"""The largest number of clients whose class counts are drawn in one call."""
 
 
-def deal_out(
+def partition_dataset(
     name: str,
-    pool: Pool,
+    dataset: Dataset,
     seed: int,
-    way: Way,
+    scheme: PartitionScheme,
     *,
     clients: int | None = None,
     alpha: float = 0.0,
@@ -27,195 +31,225 @@ def deal_out(
     max_examples: int | None = None,
     test_examples: int | None = None,
 ) -> FederatedData:
-    """A pool's examples with their clients: one for each key, or `clients` of any kind.
+    """Assign the examples of a data set to clients.
 
-    By key, those with fewer than `min_examples` are left out and `clients` of the others are drawn. A client's
-    examples beyond `max_examples` are left out, and so are test examples beyond `test_examples`, by a draw that is
-    the same for every seed.
+    Args:
+        name: The name of the data set, for reports and errors.
+        dataset: The examples.
+        seed: The seed of the run. The partition is a function of it.
+        scheme: "key" makes one client per natural key, "iid" and "dirichlet" make `clients` clients of equal size.
+        clients: The number of clients. With "key", that many of the natural clients are drawn (default: all).
+        alpha: The concentration of the label distributions of "dirichlet"; 0 is one class per client.
+        min_examples: With "key", clients with fewer examples are left out.
+        max_examples: A client keeps at most this many of its examples, drawn at random.
+        test_examples: At most this many test examples, drawn at random, the same for every seed.
     """
-    stream = draws(seed, "partition")
-    labels = pool.train.targets.numpy()
-    if pool.rows is not None:
-        labels = labels[pool.rows]
-    test = pool.test
-    if way == "key":
-        if pool.keys is None:
-            raise KeelError(f"data.partition: 'key', but {name} has no keys that tell who holds what")
-        partition, names = by_key(pool.keys)
-        chosen = _choose(partition, clients, min_examples or 1, stream)
-        partition = only(partition, chosen)
-        if pool.test_keys is not None:
-            test = _test_of(names[chosen], test, pool.test_keys)
+    rng = keyed_rng(seed, "partition")
+    labels = dataset.train.targets.numpy()
+    if dataset.rows is not None:
+        labels = labels[dataset.rows]
+    test = dataset.test
+    if scheme == "key":
+        if dataset.keys is None:
+            raise KeelError(f"data.partition = 'key' requires natural clients, which {name} does not have")
+        partition, names = by_key(dataset.keys)
+        chosen = _choose_clients(partition, clients, min_examples or 1, rng)
+        partition = select_clients(partition, chosen)
+        if dataset.test_keys is not None:
+            test = _test_examples_of(names[chosen], test, dataset.test_keys)
     else:
         if not isinstance(clients, int):
-            raise KeelError(
-                f"data.clients: {clients!r}; accepted: a whole number from 1, or keys that tell who holds what"
-            )
+            raise KeelError(f"data.clients must be a whole number from 1 for data without keys (got {clients!r})")
         if min_examples is not None:
-            raise KeelError(f"data.min_examples: {min_examples} goes with data.partition = 'key'")
-        partition = iid(len(labels), clients, stream) if way == "iid" else dirichlet(labels, clients, alpha, stream)
+            raise KeelError(f"data.min_examples = {min_examples} requires data.partition = 'key' (got {scheme!r})")
+        partition = iid(len(labels), clients, rng) if scheme == "iid" else dirichlet(labels, clients, alpha, rng)
     if max_examples is not None:
-        partition = capped(partition, max_examples, stream)
-    if pool.rows is not None:
-        partition = Partition(pool.rows[partition.indices], partition.offsets)
+        partition = limit_examples(partition, max_examples, rng)
+    if dataset.rows is not None:
+        partition = Partition(dataset.rows[partition.indices], partition.offsets)
     if test_examples is not None and test_examples < len(test):
-        test = test[np.sort(draws(0, "test examples").permutation(len(test))[:test_examples])]
-    source = pool.sha256 or fingerprint(pool.train, pool.test)
-    return FederatedData(name, pool.train, test, partition, pool.classes, pool.prepare, pool.specials, source)
+        test = test[np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples])]
+    return FederatedData(
+        name,
+        dataset.train,
+        test,
+        partition,
+        dataset.classes,
+        dataset.transform,
+        dataset.specials,
+        dataset.sha256 or fingerprint(dataset.train, dataset.test),
+    )
 
 
-def iid(examples: int, clients: int, stream: np.random.Generator) -> Partition:
-    """Shuffled and cut into equal parts; the remainder of the division is left out."""
-    size = _size(examples, clients)
-    order = stream.permutation(examples)[: size * clients]
+def iid(examples: int, clients: int, rng: np.random.Generator) -> Partition:
+    """Shuffle the examples and split them into equal parts; the remainder of the division is left out."""
+    size = _equal_size(examples, clients)
+    order = rng.permutation(examples)[: size * clients]
     return Partition(order, np.arange(clients + 1) * size)
 
 
-def dirichlet(labels: np.ndarray, clients: int, alpha: float, stream: np.random.Generator) -> Partition:
-    """Each client draws a class mix q ~ Dir(alpha p) and then its examples by it, without replacement.
+def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
+    """Draw a label distribution q ~ Dir(alpha p) for each client, then its examples from q, without replacement.
 
-    p is the mix of the whole set and all clients hold equally many (Hsu et al., 2020). A class that has run out is
-    left out of the mixes of the clients still to come. alpha = 0 is the limit: one class per client.
+    p is the label distribution of the whole data set, and all clients get the same number of examples (Hsu et al.,
+    2020). A class without examples left is removed from the distributions of the remaining clients. alpha = 0 is the
+    limit: one class per client.
     """
     if not (isfinite(alpha) and alpha >= 0):
-        raise KeelError(f"data.alpha: {alpha!r}; accepted: 0 (one class per client) or above")
+        raise KeelError(f"data.alpha must be 0 (one class per client) or positive (got {alpha!r})")
     if labels.ndim != 1:
-        raise KeelError("data.partition: 'dirichlet' needs one label per example; accepted: 'iid', 'key'")
-    size = _size(len(labels), clients)
+        raise KeelError("data.partition = 'dirichlet' requires one label per example; use 'iid' or 'key'")
+    size = _equal_size(len(labels), clients)
     if alpha == 0:
-        return one_class(labels, clients, stream)
-    kind = np.int32 if len(labels) < 2**31 else np.int64
-    pools = [stream.permutation(np.flatnonzero(labels == c).astype(kind)) for c in np.unique(labels)]
-    left = np.array([len(pool) for pool in pools])
-    mixes = stream.dirichlet(alpha * (left / left.sum()), size=clients)
-    order, ends, dealt = np.concatenate(pools), np.cumsum(left), []
-    del pools  # of a million clients' examples one copy is enough
-    for taken in _takings(mixes, size, left, stream):
-        firsts = ends - np.cumsum(taken, axis=0)  # each class is dealt out from its end
-        counts, ends = taken.reshape(-1), firsts[-1]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        dealt.append(order[np.repeat(firsts.reshape(-1), counts) + within])
-    return Partition(np.concatenate(dealt), np.arange(clients + 1) * size)
+        return one_class(labels, clients, rng)
+    dtype = np.int32 if len(labels) < 2**31 else np.int64
+    by_class = [rng.permutation(np.flatnonzero(labels == c).astype(dtype)) for c in np.unique(labels)]
+    available = np.array([len(rows) for rows in by_class])
+    distributions = rng.dirichlet(alpha * (available / available.sum()), size=clients)
+    order, ends, parts = np.concatenate(by_class), np.cumsum(available), []
+    del by_class  # one copy of a million clients' examples is enough
+    for counts in _draw_class_counts(distributions, size, available, rng):
+        starts = ends - np.cumsum(counts, axis=0)  # the examples of a class are used from the last to the first
+        lengths, ends = counts.reshape(-1), starts[-1]
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        parts.append(order[np.repeat(starts.reshape(-1), lengths) + within])
+    return Partition(np.concatenate(parts), np.arange(clients + 1) * size)
 
 
-def _takings(mixes: np.ndarray, size: int, left: np.ndarray, stream: np.random.Generator) -> Iterator[np.ndarray]:
-    """How many examples of each class each client takes, for some clients after the other.
+def _draw_class_counts(
+    distributions: np.ndarray, size: int, available: np.ndarray, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Draw how many examples of each class the clients get, in groups of clients: arrays (clients, classes).
 
-    As long as no class runs out, clients do not depend on each other and are drawn together. Where one does, the
-    draws are taken back, and half as many clients are tried; one alone takes what there is.
+    While no class runs out, clients are independent and a group is drawn in one call. If a class would run out, the
+    generator is reset and half as many clients are tried; a single client gets what is available.
     """
-    begun, some = 0, AT_ONCE
-    while begun < len(mixes):
-        before = stream.bit_generator.state
-        mix = np.where(left > 0, mixes[begun : begun + some], 0.0)
-        if (sums := mix.sum(1, keepdims=True)).all():
-            taken = stream.multinomial(size, mix / sums)
-            if np.all((taken.sum(0) < left) | (left == 0)):
-                left = left - taken.sum(0)
-                begun += len(taken)
-                some = min(2 * some, AT_ONCE)
-                yield taken
+    done, group = 0, CLIENTS_PER_DRAW
+    while done < len(distributions):
+        state = rng.bit_generator.state
+        remaining = np.where(available > 0, distributions[done : done + group], 0.0)
+        if (sums := remaining.sum(1, keepdims=True)).all():
+            counts = rng.multinomial(size, remaining / sums)
+            if np.all((counts.sum(0) < available) | (available == 0)):
+                available = available - counts.sum(0)
+                done += len(counts)
+                group = min(2 * group, CLIENTS_PER_DRAW)
+                yield counts
                 continue
-        stream.bit_generator.state = before
-        some = max(1, min(some, len(mixes) - begun) // 2)
-        if some == 1:
-            alone = _alone(mixes[begun], size, left, stream)
-            left, begun = left - alone, begun + 1
-            yield alone[None]
+        rng.bit_generator.state = state
+        group = max(1, min(group, len(distributions) - done) // 2)
+        if group == 1:
+            single = _draw_single_client(distributions[done], size, available, rng)
+            available, done = available - single, done + 1
+            yield single[None]
 
 
-def _alone(mix: np.ndarray, size: int, left: np.ndarray, stream: np.random.Generator) -> np.ndarray:
-    """One client's takings where classes may run out meanwhile."""
-    taken = np.zeros_like(left)
-    while (missing := size - taken.sum()) > 0:
-        open_mix = np.where(left > taken, mix, 0.0)
-        if open_mix.sum() == 0:  # every class of this client's mix has run out
-            open_mix = left - taken
-        draw = stream.multinomial(missing, open_mix / open_mix.sum())
-        taken += np.minimum(draw, left - taken)
-    return taken
+def _draw_single_client(
+    distribution: np.ndarray, size: int, available: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw the class counts of one client while classes run out."""
+    counts = np.zeros_like(available)
+    while (missing := size - counts.sum()) > 0:
+        remaining = np.where(available > counts, distribution, 0.0)
+        if remaining.sum() == 0:  # every class of this client's distribution has run out
+            remaining = available - counts
+        draw = rng.multinomial(missing, remaining / remaining.sum())
+        counts += np.minimum(draw, available - counts)
+    return counts
 
 
-def one_class(labels: np.ndarray, clients: int, stream: np.random.Generator) -> Partition:
-    """Each client holds examples of one class, all equally many; classes get clients by their share of the set."""
-    names, counts = np.unique(labels, return_counts=True)
-    if clients < len(names):
+def one_class(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
+    """Give each client examples of one class, all clients equally many; frequent classes get more clients."""
+    classes, counts = np.unique(labels, return_counts=True)
+    if clients < len(classes):
         raise KeelError(
-            f"data.clients: {clients} clients of one class each cannot cover {len(names)} classes; "
-            f"accepted: at least {len(names)} with data.alpha = 0"
+            f"data.clients must be at least {len(classes)}, the number of classes, with data.alpha = 0 (got {clients})"
         )
-    holders = _holders(counts, clients)
-    size = int((counts // holders).min())
+    clients_per_class = _clients_per_class(counts, clients)
+    size = int((counts // clients_per_class).min())
     if size == 0:
-        raise KeelError(f"data.clients: {clients} clients of one class each are more than {len(labels)} examples allow")
-    pools = [
-        stream.permutation(np.flatnonzero(labels == name))[: size * h] for name, h in zip(names, holders, strict=True)
+        raise KeelError(
+            f"data.clients = {clients} is too many for data.alpha = 0: {len(labels)} examples do not give each client "
+            "one of its class; use fewer clients"
+        )
+    by_class = [
+        rng.permutation(np.flatnonzero(labels == c))[: size * n]
+        for c, n in zip(classes, clients_per_class, strict=True)
     ]
-    parts = np.concatenate(pools).reshape(clients, size)[stream.permutation(clients)]
+    parts = np.concatenate(by_class).reshape(clients, size)[rng.permutation(clients)]
     return Partition(parts.reshape(-1), np.arange(clients + 1) * size)
 
 
-def _holders(counts: np.ndarray, clients: int) -> np.ndarray:
-    """How many clients each class gets: one, and each further client goes to the class whose clients hold most."""
+def _clients_per_class(counts: np.ndarray, clients: int) -> np.ndarray:
+    """Give each class one client, then each further client to the class with the most examples per client."""
     most = np.minimum(clients - len(counts), 1 + np.ceil(clients * counts / counts.sum()).astype(np.int64))
-    label = np.repeat(np.arange(len(counts)), most)  # a class's turns, of which the first `most` can come
-    turn = np.arange(len(label)) - np.repeat(np.cumsum(most) - most, most)
-    order = np.lexsort((label, -counts[label] / (1 + turn)))[: clients - len(counts)]
+    label = np.repeat(np.arange(len(counts)), most)  # no class gets more than its `most` further clients
+    further = np.arange(len(label)) - np.repeat(np.cumsum(most) - most, most)
+    order = np.lexsort((label, -counts[label] / (1 + further)))[: clients - len(counts)]
     return 1 + np.bincount(label[order], minlength=len(counts))
 
 
 def by_key(keys: np.ndarray) -> tuple[Partition, np.ndarray]:
-    """One client for each value of a natural key (a writer, a user, a hospital), in the order of the values."""
+    """Make one client per value of a natural key (a writer, a user, a hospital).
+
+    Returns:
+        The partition, and the values in the order of the clients: sorted.
+    """
     try:
         names, client = np.unique(keys, return_inverse=True)
     except TypeError as error:
-        raise KeelError(f"data.keys: cannot be put in order ({error}); accepted: numbers or texts alone") from error
+        raise KeelError(f"data.keys must be all numbers or all texts, so that they can be sorted ({error})") from error
     order = np.argsort(client, kind="stable")
     return Partition(order, np.concatenate([[0], np.cumsum(np.bincount(client))])), names
 
 
-def only(partition: Partition, chosen: np.ndarray) -> Partition:
-    """The chosen clients of a partition, in their order."""
+def select_clients(partition: Partition, chosen: np.ndarray) -> Partition:
+    """Return the partition of the chosen clients, in the order of `chosen`."""
     if len(chosen) == partition.clients:
         return partition
     sizes = partition.sizes_of(chosen)
     ends = np.cumsum(sizes)
-    places = np.arange(ends[-1]) + np.repeat(partition.offsets[chosen] - (ends - sizes), sizes)
-    return Partition(partition.indices[places], np.concatenate([[0], ends]))
+    positions = np.arange(ends[-1]) + np.repeat(partition.offsets[chosen] - (ends - sizes), sizes)
+    return Partition(partition.indices[positions], np.concatenate([[0], ends]))
 
 
-def capped(partition: Partition, most: int, stream: np.random.Generator) -> Partition:
-    """At most so many examples of each client, drawn from its own."""
-    owner = np.repeat(np.arange(partition.clients), partition.sizes)
-    shuffled = np.lexsort((stream.random(len(owner)), owner))  # each client's places in a new order
-    rank = np.arange(len(owner)) - partition.offsets[owner]
+def limit_examples(partition: Partition, most: int, rng: np.random.Generator) -> Partition:
+    """Keep at most `most` examples of each client, drawn at random."""
+    client = np.repeat(np.arange(partition.clients), partition.sizes)
+    shuffled = np.lexsort((rng.random(len(client)), client))  # shuffles within each client
+    rank = np.arange(len(client)) - partition.offsets[client]
     kept = np.sort(shuffled[rank < most])
     return Partition(partition.indices[kept], np.concatenate([[0], np.cumsum(np.minimum(partition.sizes, most))]))
 
 
-def _choose(partition: Partition, clients: int | None, least: int, stream: np.random.Generator) -> np.ndarray:
-    able = np.flatnonzero(partition.sizes >= least)
-    if len(able) == 0:
-        raise KeelError(f"data.min_examples: {least}; accepted: at most {partition.sizes.max()}, as many as one has")
-    if clients is None or clients == len(able):
-        return able
-    if clients > len(able):
-        with_enough = f" with {least} examples or more" if least > 1 else ""
-        raise KeelError(f"data.clients: {clients}, but there are {len(able)}{with_enough}; accepted: 1 to {len(able)}")
-    return np.sort(stream.choice(able, clients, replace=False))
+def _choose_clients(
+    partition: Partition, clients: int | None, min_examples: int, rng: np.random.Generator
+) -> np.ndarray:
+    eligible = np.flatnonzero(partition.sizes >= min_examples)
+    if len(eligible) == 0:
+        raise KeelError(
+            f"data.min_examples must be at most {partition.sizes.max()}, the size of the largest client "
+            f"(got {min_examples})"
+        )
+    if clients is None or clients == len(eligible):
+        return eligible
+    if clients > len(eligible):
+        condition = f" with {min_examples} examples or more" if min_examples > 1 else ""
+        raise KeelError(
+            f"data.clients must be at most {len(eligible)}, the number of natural clients{condition} (got {clients})"
+        )
+    return np.sort(rng.choice(eligible, clients, replace=False))
 
 
-def _test_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Examples:
-    """The test examples of those who take part."""
-    theirs = np.flatnonzero(np.isin(keys, names))
-    if len(theirs) == 0:
-        raise KeelError("data.clients: none of the clients has test examples; accepted: more clients")
-    return test if len(theirs) == len(test) else test[theirs]
+def _test_examples_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Examples:
+    """Select the test examples of the clients that train."""
+    rows = np.flatnonzero(np.isin(keys, names))
+    if len(rows) == 0:
+        raise KeelError("data.clients: none of the drawn clients has test examples; use more clients")
+    return test if len(rows) == len(test) else test[rows]
 
 
-def _size(examples: int, clients: int) -> int:
-    if clients < 1:
-        raise KeelError(f"data.clients: {clients}; accepted: a whole number from 1")
-    if clients > examples:
-        raise KeelError(f"data.clients: {clients} clients for {examples} training examples; accepted: 1 to {examples}")
+def _equal_size(examples: int, clients: int) -> int:
+    if not 1 <= clients <= examples:
+        raise KeelError(f"data.clients must be from 1 to {examples}, the number of training examples (got {clients})")
     return examples // clients

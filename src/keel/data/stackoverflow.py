@@ -1,4 +1,4 @@
-"""Stack Overflow by user (TensorFlow Federated): sentences of questions and answers, from TFF's HDF5 files."""
+"""Stack Overflow by user: sentences of questions and answers, from the HDF5 files of TensorFlow Federated (TFF)."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from keel.core.randomness import keyed_rng
 from keel.data import words
-from keel.data.federated import Pool
+from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import data_folder, prepared
 from keel.data.words import Count
 from keel.errors import KeelError
-from keel.randomness import draws
 
 _TFF = "https://storage.googleapis.com/tff-datasets-public"
 DOWNLOADS = (
@@ -31,58 +31,64 @@ DOWNLOADS = (
     ),
 )
 TEST_SENTENCES = 100_000
-"""Of the 16.6 million written from 2018 on, after those of training: of users by the same kind of draw."""
+"""The number of test sentences: the first of randomly ordered users, out of 16.6 million written in 2018 or later."""
 
 
-def stackoverflow(*, users: Count = 40_000, vocabulary: Count = 10_000, length: Count = 20) -> Pool:
-    """Next word of sentences on Stack Overflow; 342,477 users, of which `users` are drawn, whatever the seed."""
+def stackoverflow(*, users: Count = 40_000, vocabulary: Count = 10_000, length: Count = 20) -> Dataset:
+    """Next word of sentences on Stack Overflow; 342,477 users, of which `users` are drawn, the same for every seed."""
     train, test, counts = (data_folder() / name for download in DOWNLOADS for name in download.files)
 
-    def make(place: Path) -> dict[str, Any]:
+    def make(folder: Path) -> dict[str, Any]:
         numbers = most_frequent(counts, vocabulary)
         rows, keys = [], []
         for user, sentences in read(train, users):
             rows.append(words.sequences(sentences, numbers, length))
             keys.append(np.full(len(sentences), user, dtype=np.int32))
-        np.save(place / "train.npy", np.concatenate(rows))
-        np.save(place / "keys.npy", np.concatenate(keys))
-        tested = islice((sentence for _, sentences in read(test) for sentence in sentences), TEST_SENTENCES)
-        np.save(place / "test.npy", words.sequences(tested, numbers, length))
+        np.save(folder / "train.npy", np.concatenate(rows))
+        np.save(folder / "keys.npy", np.concatenate(keys))
+        test_sentences = islice((sentence for _, sentences in read(test) for sentence in sentences), TEST_SENTENCES)
+        np.save(folder / "test.npy", words.sequences(test_sentences, numbers, length))
         return {}
 
     settings = {"users": users, "vocabulary": vocabulary, "length": length}
-    return words.pool(prepared("stackoverflow", [train, test, counts], settings, make), vocabulary)
+    return words.as_dataset(prepared("stackoverflow", [train, test, counts], settings, make), vocabulary)
 
 
 def most_frequent(file: Path, vocabulary: int) -> dict[str, int]:
-    """The first words of a file of "word count" lines, which has the most frequent first."""
+    """Number the first words of a file of "word count" lines, which is sorted by frequency, from 1."""
     try:
         with file.open(encoding="utf-8") as lines:
-            found = [word for word, _count in map(str.split, islice(lines, vocabulary))]
+            frequent = [word for word, _count in map(str.split, islice(lines, vocabulary))]
     except ValueError as error:
-        raise KeelError(f"data: {str(file)!r} is damaged or no word counts ({error})") from error
-    numbers = {word: number for number, word in enumerate(found, start=1)}
+        raise KeelError(f"data: {str(file)!r} is damaged or has no word counts ({error}); download it again") from error
+    numbers = {word: number for number, word in enumerate(frequent, start=1)}
     if len(numbers) < vocabulary:
-        raise KeelError(f"data.vocabulary: {vocabulary}, but {str(file)!r} has {len(numbers)} words; accepted: fewer")
+        raise KeelError(
+            f"data.vocabulary must be at most {len(numbers)}, the number of words in {str(file)!r} (got {vocabulary})"
+        )
     return numbers
 
 
 def read(file: Path, users: int | None = None) -> Iterator[tuple[int, list[list[str]]]]:
-    """Users in a drawn order that is the same for every seed, each by number with the words of its sentences."""
+    """Yield users in a random order, the same for every seed: the number of each and the words of its sentences."""
     try:
         import h5py
     except ImportError:
-        raise KeelError("data.name: 'stackoverflow' needs h5py; accepted: pip install 'keel-fl[text]'") from None
+        raise KeelError("data.name = 'stackoverflow' requires h5py: pip install 'keel-fl[text]'") from None
     try:
         with h5py.File(file) as opened:
             examples = opened["examples"]
             names = sorted(examples)
             if users is not None and users > len(names):
-                raise KeelError(f"data.users: {users}, but {str(file)!r} has {len(names)}; accepted: 1 to {len(names)}")
-            for user in draws(0, "stackoverflow users").permutation(len(names))[:users]:
-                # one blank between words, whatever they are: TFF splits the same way
+                raise KeelError(
+                    f"data.users must be at most {len(names)}, the number of users in {str(file)!r} (got {users})"
+                )
+            for user in keyed_rng(0, "stackoverflow users").permutation(len(names))[:users]:
+                # split at single blanks, as TFF does: two blanks have an empty word between them
                 yield user, [tokens.decode().split(" ") for tokens in examples[names[user]]["tokens"][()].tolist()]
     except KeelError:
         raise
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise KeelError(f"data: {str(file)!r} is damaged or not TFF's Stack Overflow ({error})") from error
+        raise KeelError(
+            f"data: {str(file)!r} is damaged or not TFF's Stack Overflow ({error}); download it again"
+        ) from error

@@ -1,6 +1,6 @@
-"""The data folder: publishers' files as they come, and beside them the arrays that were prepared from them.
+"""The data folder: the publishers' files, and the arrays that were prepared from them.
 
-Prepared arrays are memory-mapped, so that all processes of a machine share them, and are checked when they are opened.
+Prepared arrays are memory-mapped, so that all processes of a machine share them, and are verified when they are opened.
 """
 
 import json
@@ -20,42 +20,42 @@ from platformdirs import user_cache_path
 from keel.errors import KeelError
 
 FORMAT = 1
-"""Raised when what is prepared from the same files changes."""
+"""The version of the prepared arrays. Increase it if the same files give other arrays."""
 ALWAYS_HASHED = 1 << 30
-"""Bytes of an array beyond which its size and time are believed: reading tens of gigabytes would take minutes."""
+"""The size in bytes above which an array is verified by its size and modification time: hashing would take minutes."""
 
 _mapped: WeakValueDictionary[int, np.memmap] = WeakValueDictionary()
-"""The arrays that are open, by where they lie in memory."""
+"""The open arrays by their address in memory."""
 
 
 def file_of(array: np.ndarray) -> Path | None:
-    """The prepared file that an array is a view of, from its first to its last byte."""
+    """Return the prepared file that this array maps completely, or None."""
     mapped = _mapped.get(array.ctypes.data)
     same = mapped is not None and (mapped.shape, mapped.dtype) == (array.shape, array.dtype)
     return Path(mapped.filename) if mapped is not None and same and mapped.filename else None
 
 
 def data_folder() -> Path:
-    """KEEL_DATA, or a folder in the user's cache."""
+    """Return the folder that KEEL_DATA names, or a folder in the user's cache."""
     named = os.environ.get("KEEL_DATA")
     return Path(named).absolute() if named else user_cache_path("keel")
 
 
 def check(path: Path, digest: str) -> None:
-    """Refuses a file that is not what its publisher gives; `digest` is "md5:..." or "sha256:..."."""
+    """Raise a KeelError if a file is not the published one; `digest` is "md5:..." or "sha256:..."."""
     method, expected = digest.split(":")
     with path.open("rb") as file:
-        found = file_digest(file, method).hexdigest()
-    if found != expected:
+        actual = file_digest(file, method).hexdigest()
+    if actual != expected:
         raise KeelError(
-            f"data: {str(path)!r} is not the published file (its {method} is {found}, expected {expected}); "
-            "accepted: the whole, unchanged file; remove this one, and keel data get fetches it again if it can"
+            f"data: {str(path)!r} is not the published file (its {method} is {actual}, expected {expected}); "
+            "delete it and download it again"
         )
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Arrays by name, small facts about them, and one hash of it all."""
+    """Prepared arrays by name, small facts about them (for JSON), and one hash of everything."""
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
@@ -65,66 +65,71 @@ class Prepared:
 def prepared(
     name: str, sources: Sequence[Path], settings: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]
 ) -> Prepared:
-    """What `make` wrote (NAME.npy files in the folder it is given; it returns the facts): made once, opened after.
+    """Open prepared arrays; make them first if there are none for these source files and settings.
 
-    It is made again when a source file or a setting changes.
+    Args:
+        name: The name of the data set.
+        sources: The files that the arrays are made from. If one changes, the arrays are made again.
+        settings: The settings that the arrays depend on.
+        make: Writes NAME.npy files to the folder it is called with and returns the facts.
     """
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     identity = json.dumps([FORMAT, name, sorted(settings.items()), stamps])
-    place = _prepared_folder() / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
-    if not place.is_dir():
-        with FileLock(f"{place}.lock"):  # several runs may start at once; one prepares
-            if not place.is_dir():
-                _make(place, make)
-    return _open(place)
+    folder = _prepared_folder() / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
+    if not folder.is_dir():
+        with FileLock(f"{folder}.lock"):  # of several runs that start together, one prepares
+            if not folder.is_dir():
+                _make(folder, make)
+    return _open(folder)
 
 
 def _prepared_folder() -> Path:
-    """In the data folder, or in the user's cache where that is for reading only, as shared ones are."""
+    """Return a writable folder: in the data folder, or in the user's cache if the data folder is read-only."""
     folder = data_folder() / "prepared"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if not data_folder().is_dir():
-            raise KeelError(f"KEEL_DATA: {str(data_folder())!r} is no folder ({error.strerror})") from error
+            raise KeelError(f"KEEL_DATA: {str(data_folder())!r} is not a folder ({error.strerror})") from error
     if not os.access(folder, os.W_OK):
         folder = user_cache_path("keel") / "prepared"
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _make(place: Path, make: Callable[[Path], dict[str, Any]]) -> None:
-    aside = place.with_name(f".{place.name}.new")
-    rmtree(aside, ignore_errors=True)  # what a kill left behind
-    aside.mkdir()
+def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
+    temporary = folder.with_name(f".{folder.name}.new")
+    rmtree(temporary, ignore_errors=True)  # from a process that was killed
+    temporary.mkdir()
     try:
-        facts = make(aside)
-        files = sorted(aside.glob("*.npy"))
+        facts = make(temporary)
+        files = sorted(temporary.glob("*.npy"))
         contents = {
             "facts": facts,
             "sha256": {file.stem: _sha256(file) for file in files},
             "stamps": {file.stem: _stamp(file) for file in files},
         }
-        (aside / "contents.json").write_text(json.dumps(contents), encoding="utf-8")
-        aside.rename(place)
+        (temporary / "contents.json").write_text(json.dumps(contents), encoding="utf-8")
+        temporary.rename(folder)
     finally:
-        rmtree(aside, ignore_errors=True)
+        rmtree(temporary, ignore_errors=True)
 
 
-def _open(place: Path) -> Prepared:
+def _open(folder: Path) -> Prepared:
+    fix = f"delete {str(folder)!r} to have it prepared again"
     try:
-        contents = json.loads((place / "contents.json").read_text(encoding="utf-8"))
+        contents = json.loads((folder / "contents.json").read_text(encoding="utf-8"))
         digests = contents["sha256"].items()
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise KeelError(f"data: {str(place)!r} is damaged ({error}); remove it and it is prepared again") from None
+        raise KeelError(f"data: {str(folder)!r} is damaged ({error}); {fix}") from None
     arrays = {}
     for name, digest in digests:
-        file = place / f"{name}.npy"
+        file = folder / f"{name}.npy"
         large = file.is_file() and file.stat().st_size > ALWAYS_HASHED
-        trusted = large and _stamp(file) == contents["stamps"][name]
-        if not file.is_file() or not (trusted or _sha256(file) == digest):
-            raise KeelError(f"data: {str(file)!r} is damaged; remove {str(place)!r} and it is prepared again")
-        # Copy on write: torch wants memory it may write to, and nobody writes. The pages stay the file's own.
+        unchanged = large and _stamp(file) == contents["stamps"][name]
+        if not file.is_file() or not (unchanged or _sha256(file) == digest):
+            raise KeelError(f"data: {str(file)!r} is damaged; {fix}")
+        # Copy-on-write because torch requires writable memory. Nothing writes, so all processes share the file's pages.
         array = arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
         _mapped[array.ctypes.data] = array
     whole = sha256(json.dumps([contents["facts"], contents["sha256"]], sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""The user's own table, from a CSV or Parquet file: a row for each example, its columns named in the spec."""
+"""A user's table from a CSV or Parquet file: one row per example; the spec names the columns."""
 
 import csv
 from array import array
@@ -10,58 +10,61 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keel.data.arrays import examples, pool
-from keel.data.federated import Pool
+from keel.core.randomness import keyed_rng
+from keel.data.arrays import as_dataset, examples
+from keel.data.dataset import Dataset
 from keel.errors import KeelError
-from keel.randomness import draws
 from keel.settings import PathText
 
 TEST_SHARE = 5
-"""One row in so many is for the test, where there is no file for it."""
+"""Without a test file, 1/5 of the rows are test examples."""
 
 
 class Columns(NamedTuple):
-    """The columns that name the client and the label as text, and all the others as one array of numbers."""
+    """The columns of the client and the label, as text, and the names and values of all other columns."""
 
     texts: dict[str, np.ndarray]
     names: list[str]
     numbers: np.ndarray
 
 
-def table(*, file: PathText, client: str, label: str, test_file: PathText | None = None) -> Pool:
-    """The user's own table (CSV or Parquet): a column names the client, one the label, the others are numbers.
+def table(*, file: PathText, client: str, label: str, test_file: PathText | None = None) -> Dataset:
+    """Your table (CSV or Parquet): one column is the client, one the label, the others are numbers.
 
-    The numbers are the inputs as they are; scale them before. Text labels are classes in alphabetical order.
+    The numbers are the inputs, unscaled. Labels that are text are classes in alphabetical order.
     """
     if client == label:
-        raise KeelError(f"data.label: {label!r} is data.client already; accepted: another column")
-    train = _read(file, "data.file", (client, label), needed=(client, label))
+        raise KeelError(f"data.label must be another column than data.client (got {label!r})")
+    train = _read(file, "data.file", (client, label), required=(client, label))
     if not train.names:
-        raise KeelError(f"data.file: {file!r} has only {client!r} and {label!r}; accepted: columns of numbers besides")
-    labels, classes = _coded(file, "data.file", label, train.texts[label])
+        raise KeelError(f"data.file: {file!r} must have columns of numbers (got only {client!r} and {label!r})")
+    labels, classes = _encode_labels(file, "data.file", label, train.texts[label])
     if test_file is None:
-        held, kept = _drawn(len(labels), file)
-        keys = _whole(train.texts[client])
-        held_out = examples(train.numbers[held], labels[held], "data.test_")
-        whole = pool(examples(train.numbers[kept], labels[kept], "data."), held_out, keys[kept])
-        return replace(whole, test_keys=keys[held])
-    test = _read(test_file, "data.test_file", (client, label), needed=(label,))
-    if odd := sorted(set(train.names) ^ set(test.names)):
+        test_rows, train_rows = _split_rows(len(labels), file)
+        keys = _as_integers(train.texts[client])
+        dataset = as_dataset(
+            examples(train.numbers[train_rows], labels[train_rows], "data."),
+            examples(train.numbers[test_rows], labels[test_rows], "data.test_"),
+            keys[train_rows],
+        )
+        return replace(dataset, test_keys=keys[test_rows])
+    test = _read(test_file, "data.test_file", (client, label), required=(label,))
+    if different := sorted(set(train.names) ^ set(test.names)):
         raise KeelError(
-            f"data.test_file: column {odd[0]!r} is in {file!r} or {test_file!r} alone; accepted: the same columns"
+            f"data.test_file: {test_file!r} must have the columns of {file!r}: {different[0]!r} is in one of them only"
         )
     numbers = test.numbers[:, [test.names.index(name) for name in train.names]]
-    held_out = examples(numbers, _coded_alike(test_file, label, test.texts[label], classes), "data.test_")
+    test_labels = _encode_test_labels(test_file, label, test.texts[label], classes)
     names = [train.texts[client], test.texts.get(client, np.empty(0, dtype=str))]
-    keys, test_keys = np.split(_whole(np.concatenate(names)), [len(labels)])
-    whole = pool(examples(train.numbers, labels, "data."), held_out, keys)
-    # Of clients who train not, as when the column is not there, all test rows are for everybody.
-    theirs = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())
-    return replace(whole, test_keys=test_keys if theirs else None)
+    keys, test_keys = np.split(_as_integers(np.concatenate(names)), [len(labels)])
+    dataset = as_dataset(examples(train.numbers, labels, "data."), examples(numbers, test_labels, "data.test_"), keys)
+    # Without a client column, or with clients that do not train, the test rows belong to no client.
+    all_train = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())
+    return replace(dataset, test_keys=test_keys if all_train else None)
 
 
 def csv_rows(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row of a CSV file, the names of its columns first; all are equally long."""
+    """Yield the line number and the cells of each row of a CSV file, the header first. All rows have equal length."""
     width = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -72,74 +75,81 @@ def csv_rows(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
                 width = width or len(cells)
                 if len(cells) != width:
                     raise KeelError(
-                        f"{field}: {str(path)!r} line {reader.line_num} has {len(cells)} cells; "
-                        f"accepted: {width}, as the first line has"
+                        f"{field}: line {reader.line_num} of {str(path)!r} must have {width} cells, "
+                        f"as the first line has (got {len(cells)})"
                     )
                 yield reader.line_num, cells
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise KeelError(f"{field}: {str(path)!r} is not a CSV file in UTF-8 ({error})") from error
 
 
-def _read(file: str, field: str, text: tuple[str, ...], needed: tuple[str, ...]) -> Columns:
+def _read(file: str, field: str, text: tuple[str, ...], required: tuple[str, ...]) -> Columns:
+    """Read a table; the columns `text` are text if they exist, those in `required` must exist, the rest are numbers."""
     path = Path(file)
     readers = {".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
-        raise KeelError(f"{field}: {file!r}; accepted: a .csv or a .parquet file")
+        raise KeelError(f"{field} must be a .csv or a .parquet file (got {file!r})")
     if not path.is_file():
-        raise KeelError(f"{field}: no file {file!r}")
-    columns = readers[path.suffix.lower()](path, field, text, needed)
+        raise KeelError(f"{field}: file {file!r} does not exist")
+    columns = readers[path.suffix.lower()](path, field, text, required)
     if not all(map(len, columns.texts.values())):
-        raise KeelError(f"{field}: {file!r} has no rows; accepted: a row for each example")
+        raise KeelError(f"{field}: {file!r} has no rows; one row per example is required")
     return columns
 
 
-def _check_names(path: Path, field: str, names: list[str], needed: tuple[str, ...]) -> None:
-    for name in needed:
+def _check_names(path: Path, field: str, names: list[str], required: tuple[str, ...]) -> None:
+    for name in required:
         if name not in names:
-            raise KeelError(f"{field}: {str(path)!r} has no column {name!r}; accepted: its columns {', '.join(names)}")
+            raise KeelError(f"{field}: {str(path)!r} has no column {name!r}; its columns are {', '.join(names)}")
     if len(set(names)) < len(names) or "" in names:
-        raise KeelError(f"{field}: {str(path)!r} has columns of one name, or of none; accepted: a name for each")
+        raise KeelError(
+            f"{field}: {str(path)!r} must have a different name for each column (got a name twice or an empty one)"
+        )
 
 
-def _read_csv(path: Path, field: str, text: tuple[str, ...], needed: tuple[str, ...]) -> Columns:
+def _read_csv(path: Path, field: str, text: tuple[str, ...], required: tuple[str, ...]) -> Columns:
     rows = csv_rows(path, field)
     _, header = next(rows, (1, []))
     if not header:
-        raise KeelError(f"{field}: {str(path)!r} is empty; accepted: the names of the columns, then a row per example")
-    _check_names(path, field, header, needed)
-    places = [place for place, name in enumerate(header) if name not in text]
-    texts: list[tuple[int, list[str]]] = [(place, []) for place, name in enumerate(header) if name in text]
+        raise KeelError(
+            f"{field}: {str(path)!r} is empty; a header with the column names and one row per example are required"
+        )
+    _check_names(path, field, header, required)
+    inputs = [i for i, name in enumerate(header) if name not in text]
+    texts: list[tuple[int, list[str]]] = [(i, []) for i, name in enumerate(header) if name in text]
     values = array("d")
     for line, cells in rows:
-        for place, column in texts:
-            if not cells[place]:
-                raise _empty(path, field, header[place], f"line {line}")
-            column.append(cells[place])
-        row = [_number(cells[place]) for place in places]
+        for i, column in texts:
+            if not cells[i]:
+                raise _empty_cell(path, field, header[i], f"line {line}")
+            column.append(cells[i])
+        row = [_number(cells[i]) for i in inputs]
         if not all(map(isfinite, row)):
-            bad = next(place for place, value in zip(places, row, strict=True) if not isfinite(value))
-            raise _no_number(path, field, header[bad], f"line {line}", cells[bad])
+            wrong = next(i for i, value in zip(inputs, row, strict=True) if not isfinite(value))
+            raise _not_a_number(path, field, header[wrong], f"line {line}", cells[wrong])
         values.extend(row)
-    numbers = np.array(values).reshape(-1, len(places) or 1)
+    numbers = np.array(values).reshape(-1, len(inputs) or 1)
     return Columns(
-        {header[place]: np.array(column, dtype=str) for place, column in texts},
-        [header[place] for place in places],
+        {header[i]: np.array(column, dtype=str) for i, column in texts},
+        [header[i] for i in inputs],
         _narrow(numbers),
     )
 
 
-def _read_parquet(path: Path, field: str, text: tuple[str, ...], needed: tuple[str, ...]) -> Columns:
+def _read_parquet(path: Path, field: str, text: tuple[str, ...], required: tuple[str, ...]) -> Columns:
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise KeelError(f"{field}: Parquet needs pyarrow; accepted: pip install 'keel-fl[table]', or a .csv") from None
+        raise KeelError(
+            f"{field}: Parquet requires pyarrow: pip install 'keel-fl[table]', or use a .csv file"
+        ) from None
     try:
         with ParquetFile(path) as file:
             content = file.read()
     except (OSError, pyarrow.ArrowException) as error:
         raise KeelError(f"{field}: {str(path)!r} is not a Parquet file ({error})") from error
-    _check_names(path, field, content.column_names, needed)
+    _check_names(path, field, content.column_names, required)
     names = [name for name in content.column_names if name not in text]
     numbers = np.empty((content.num_rows, len(names)), np.float32)
     texts: dict[str, np.ndarray] = {}
@@ -148,15 +158,15 @@ def _read_parquet(path: Path, field: str, text: tuple[str, ...], needed: tuple[s
             values = column.to_pylist()
             for row, value in enumerate(values, 1):
                 if value is None or value == "":
-                    raise _empty(path, field, name, f"row {row}")
+                    raise _empty_cell(path, field, name, f"row {row}")
             texts[name] = np.array([str(value) for value in values], dtype=str)
         else:
             try:
                 floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
             except pyarrow.ArrowException:
-                raise _no_number(path, field, name, "its type", column.type) from None
-            if len(bad := np.flatnonzero(~np.isfinite(floats))):
-                raise _no_number(path, field, name, f"row {bad[0] + 1}", column[int(bad[0])])
+                raise _not_a_number(path, field, name, "the type", column.type) from None
+            if len(wrong := np.flatnonzero(~np.isfinite(floats))):
+                raise _not_a_number(path, field, name, f"row {wrong[0] + 1}", column[int(wrong[0])])
             numbers[:, names.index(name)] = _narrow(floats)
     return Columns(texts, names, numbers)
 
@@ -169,13 +179,13 @@ def _number(cell: str) -> float:
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:
-    """As 32-bit floats; what is too large becomes infinite, and is refused with the other inputs."""
+    """Convert to 32-bit floats; a value that is too large becomes infinite, which `examples` refuses."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
 
-def _whole(texts: np.ndarray) -> np.ndarray:
-    """Texts that are all whole numbers as such, so that 10 comes after 9; other texts as they are (007 is one)."""
+def _as_integers(texts: np.ndarray) -> np.ndarray:
+    """Convert texts to integers if all are, so that 10 is sorted after 9; "007" is text."""
     try:
         numbers = texts.astype(np.int64)
     except (ValueError, OverflowError):
@@ -183,48 +193,54 @@ def _whole(texts: np.ndarray) -> np.ndarray:
     return numbers if np.array_equal(numbers.astype(str), texts) else texts
 
 
-def _coded(file: str, field: str, label: str, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Labels as numbers: the whole numbers they are, or their places among the classes, which come with them."""
-    labels = _whole(texts)
-    classes, places = np.unique(labels, return_inverse=True)
-    whole = labels.dtype.kind == "i"
-    if classes[0] < 0 if whole else all(isfinite(_number(name)) for name in classes):
+def _encode_labels(file: str, field: str, label: str, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Convert labels to numbers.
+
+    Returns:
+        Whole numbers and None; or, for labels that are text, their positions among the sorted classes and the classes.
+    """
+    labels = _as_integers(texts)
+    classes, positions = np.unique(labels, return_inverse=True)
+    integers = labels.dtype.kind == "i"
+    if classes[0] < 0 if integers else all(isfinite(_number(name)) for name in classes):
         raise KeelError(
-            f"{field}: {str(classes[0])!r} in column {label!r} of {file!r}; "
-            "accepted: labels that are whole numbers from 0, or text"
+            f"{field}: labels in column {label!r} of {file!r} must be whole numbers from 0, or text "
+            f"(got {str(classes[0])!r})"
         )
-    return (labels, None) if whole else (places, classes)
+    return (labels, None) if integers else (positions, classes)
 
 
-def _coded_alike(file: str, label: str, texts: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
-    """The test file's labels, in the code of the training file's."""
+def _encode_test_labels(file: str, label: str, texts: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
+    """Convert the labels of the test file to the numbers that they have in the training file."""
     if classes is None:
-        labels, own = _coded(file, "data.test_file", label, texts)
-        unknown = [] if own is None else own.tolist()
-        accepted = "whole numbers, as in data.file"
+        labels, test_classes = _encode_labels(file, "data.test_file", label, texts)
+        unknown = [] if test_classes is None else test_classes.tolist()
+        expected = "whole numbers, as in data.file"
     else:
         labels = np.searchsorted(classes, texts)
         unknown = sorted(set(texts.tolist()) - set(classes.tolist()))
-        accepted = f"the classes of data.file: {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}"
+        expected = f"classes of data.file: {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}"
     if unknown:
-        raise KeelError(f"data.test_file: {unknown[0]!r} in column {label!r} of {file!r}; accepted: {accepted}")
+        raise KeelError(
+            f"data.test_file: labels in column {label!r} of {file!r} must be {expected} (got {unknown[0]!r})"
+        )
     return labels
 
 
-def _drawn(rows: int, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows for the test and those to train on, the same in every run."""
+def _split_rows(rows: int, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the test rows and the training rows, the same in every run."""
     if rows < TEST_SHARE:
-        raise KeelError(f"data.file: {file!r} has {rows} rows; accepted: {TEST_SHARE} or more, or a data.test_file")
-    held, kept = np.split(draws(0, "table test").permutation(rows), [rows // TEST_SHARE])
-    return np.sort(held), np.sort(kept)
+        raise KeelError(f"data.file: {file!r} must have at least {TEST_SHARE} rows (got {rows}), or set data.test_file")
+    test_rows, train_rows = np.split(keyed_rng(0, "table test").permutation(rows), [rows // TEST_SHARE])
+    return np.sort(test_rows), np.sort(train_rows)
 
 
-def _empty(path: Path, field: str, column: str, where: str) -> KeelError:
-    return KeelError(f"{field}: {str(path)!r} {where}: column {column!r} is empty; accepted: a value in every row")
+def _empty_cell(path: Path, field: str, column: str, where: str) -> KeelError:
+    return KeelError(f"{field}: column {column!r} must have a value in every row ({where} of {str(path)!r} is empty)")
 
 
-def _no_number(path: Path, field: str, column: str, where: str, value: object) -> KeelError:
+def _not_a_number(path: Path, field: str, column: str, where: str, value: object) -> KeelError:
     return KeelError(
-        f"{field}: {str(path)!r} {where}: {str(value)!r} in column {column!r}; accepted: finite numbers "
-        "(leave the column out, or code it as numbers)"
+        f"{field}: column {column!r} must have finite numbers ({where} of {str(path)!r} is {str(value)!r}); "
+        "encode it as numbers or remove it"
     )

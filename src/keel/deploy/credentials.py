@@ -1,7 +1,7 @@
-"""Certificates and keys: who is the server, and which nodes may speak to it. Private keys are written for their owner.
+"""Certificates of the server and keys of the nodes. Only the owner can read a private key.
 
-The certificate authority (CA) is the federation's own. A site gets its certificate to know the server by; a node's
-private key is made at the site and stays there.
+The federation has its own certificate authority (CA). A site checks the server's certificate against it. The private
+key of a node is made at the site and stays there.
 """
 
 import os
@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from keel.errors import KeelError
 
 LIFETIME = timedelta(days=825)
-USES = dict.fromkeys(
+KEY_USAGES = dict.fromkeys(
     (
         "content_commitment",
         "key_encipherment",
@@ -35,24 +35,28 @@ USES = dict.fromkeys(
 
 
 def make_certificates(folder: Path, hosts: list[str]) -> None:
-    """A new CA (ca.crt, ca.key) and the server's certificate (server.crt, server.key) for these names and addresses."""
-    taken = [name for name in ("ca.crt", "ca.key", "server.crt", "server.key") if (folder / name).exists()]
-    if taken:
-        raise KeelError(f"{folder / taken[0]}: exists; accepted: another folder, for the sites trust what is there")
+    """Make a CA (ca.crt, ca.key) and the server's certificate (server.crt, server.key).
+
+    Args:
+        hosts: Names and addresses of the server for which the certificate is valid.
+    """
+    present = [name for name in ("ca.crt", "ca.key", "server.crt", "server.key") if (folder / name).exists()]
+    if present:
+        raise KeelError(f"{folder / present[0]} exists and sites may trust it; choose another folder")
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca_name = _name("Keel federation CA")
+    ca_name = _common_name("Keel federation CA")
     ca = (
         _certificate(ca_name, ca_name, ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**{**USES, "key_cert_sign": True, "crl_sign": True}), critical=True)
+        .add_extension(x509.KeyUsage(**{**KEY_USAGES, "key_cert_sign": True, "crl_sign": True}), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
     certificate = (
-        _certificate(_name(hosts[0]), ca_name, key.public_key())
+        _certificate(_common_name(hosts[0]), ca_name, key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**{**USES, "digital_signature": True}), critical=True)
+        .add_extension(x509.KeyUsage(**{**KEY_USAGES, "digital_signature": True}), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -66,10 +70,10 @@ def make_certificates(folder: Path, hosts: list[str]) -> None:
 
 
 def make_node_key(path: Path) -> Path:
-    """A node's private key at `path`, and next to it the public one (.pub), which the server registers."""
+    """Write a node's private key to `path` and its public key next to it (.pub); return the path of the latter."""
     public = path.with_name(f"{path.name}.pub")
     if path.exists() or public.exists():
-        raise KeelError(f"{path}: exists; accepted: another name, for a node is known by its key")
+        raise KeelError(f"{path} exists and the server may know its node by it; choose another name")
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -90,7 +94,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
     )
 
 
-def _name(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
@@ -102,7 +106,7 @@ def _host(text: str) -> x509.GeneralName:
     try:
         return x509.DNSName(text)
     except ValueError:
-        raise KeelError(f"host: {text!r}; accepted: a name or an address by which the sites reach the server") from None
+        raise KeelError(f"host must be a DNS name or an IP address (got {text!r})") from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -110,6 +114,6 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Readable for its owner alone, from the first moment on."""
+    """Write a file that only its owner can read, from its creation on."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(content)

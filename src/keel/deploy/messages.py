@@ -1,11 +1,9 @@
-"""What crosses the network: flat dicts of tensors as raw bytes, and what makes an answer one that can be used.
+"""The format of messages between server and sites: tensors as raw bytes, with checks of everything a site sends.
 
-Nothing that a remote party sends is unpickled, and nothing of it is believed before its names, types, shapes and
-values are found to be what was asked for.
+Nothing that arrives is unpickled. The server checks the names, types, shapes and values of a reply before it uses it.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import isfinite, prod
 from typing import Any
 
@@ -14,96 +12,113 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from keel.algorithms.base import Context, Message
-from keel.memories import Form
+from keel.core.client_state import Signature
 
 RAW = "keel.raw"
-"""The numbers one after the other, little-endian, with nothing around them: as many bytes as the tensor has."""
-TENSORS, ASKED, TOLD = "keel.tensors", "keel.asked", "keel.told"
-"""The records of a message: tensors either way, what the server asks and what a site tells besides."""
+"""Serialisation type of an array: its elements in little-endian order, without a header."""
+TENSORS = "keel.tensors"
+"""Record of a message with its tensors, in both directions."""
+REQUEST = "keel.request"
+"""Record with the parameters of a server's request. A reply repeats its training and round."""
+REPLY = "keel.reply"
+"""Record with the numbers of a site's reply: steps, loss, a description of its data."""
 
 
-class Broken(ValueError):
-    """An answer that cannot be used, and why."""
+class InvalidReply(ValueError):
+    """A reply that the server must not use; the text says why."""
 
 
 def pack(tensors: Message) -> ArrayRecord:
-    return ArrayRecord({name: _array(tensor) for name, tensor in tensors.items()})
+    """Serialise tensors for a message."""
+    return ArrayRecord({name: _to_array(tensor) for name, tensor in tensors.items()})
 
 
-def _array(tensor: Tensor) -> Array:
+def _to_array(tensor: Tensor) -> Array:
     content = tensor.detach().cpu().contiguous()
-    kind = str(content.dtype).removeprefix("torch.")
-    return Array(kind, tuple(content.shape), RAW, content.reshape(-1).view(torch.uint8).numpy().tobytes())
+    dtype = str(content.dtype).removeprefix("torch.")
+    return Array(dtype, tuple(content.shape), RAW, content.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def unpack(content: RecordDict, form: Form, largest: float | None = None) -> Message:
-    """The tensors of an answer, which have to be of this form, and finite in their norm, which is up to `largest`."""
+def unpack_reply(content: RecordDict, expected: Signature, max_norm: float | None = None) -> Message:
+    """Return the tensors of a site's reply after checking them.
+
+    Raises:
+        InvalidReply: A name, dtype, shape or size differs from `expected`, or a norm is not finite or above `max_norm`.
+    """
     record = content.get(TENSORS, ArrayRecord())
-    if not isinstance(record, ArrayRecord) or set(record) != set(form):
-        raise Broken(f"sends {sorted(record)} instead of {sorted(form)}")
-    tensors = {name: _tensor(name, record[name], *form[name]) for name in form}
+    if not isinstance(record, ArrayRecord) or set(record) != set(expected):
+        raise InvalidReply(f"has tensors {sorted(record)}; expected {sorted(expected)}")
+    tensors = {name: _to_tensor(name, record[name], *expected[name]) for name in expected}
     for name, tensor in tensors.items():
         norm = float(torch.linalg.vector_norm(tensor.float()))
         if not isfinite(norm):
-            raise Broken(f"{name} is not finite, or too large for its norm to be")
-        if largest is not None and norm > largest:
-            raise Broken(f"{name} has norm {norm:g}, above {largest:g} (federation.largest_norm)")
+            raise InvalidReply(f"{name} or its norm is not finite")
+        if max_norm is not None and norm > max_norm:
+            raise InvalidReply(f"{name} has norm {norm:g}, above federation.max_norm = {max_norm:g}")
     return tensors
 
 
-def received(content: RecordDict) -> Message:
-    """The tensors that the server sent, whatever their form: a site does what its server's algorithm says."""
+def unpack_request(content: RecordDict) -> Message:
+    """Return the tensors of a server's request. Their names and shapes depend on the server's algorithm."""
     record = content[TENSORS]
     assert isinstance(record, ArrayRecord)
-    return {name: _tensor(name, array, list(array.shape), array.dtype) for name, array in record.items()}
+    return {name: _to_tensor(name, array, list(array.shape), array.dtype) for name, array in record.items()}
 
 
-def _tensor(name: str, array: Array, shape: list[int], kind: str) -> Tensor:
-    if array.stype != RAW or array.dtype != kind:
-        raise Broken(f"{name} is {array.dtype} ({array.stype}) instead of {kind}")
+def _to_tensor(name: str, array: Array, shape: list[int], dtype_name: str) -> Tensor:
+    if array.stype != RAW or array.dtype != dtype_name:
+        raise InvalidReply(
+            f"{name} has dtype {array.dtype} and serialisation {array.stype}; expected {dtype_name} and {RAW}"
+        )
     if list(array.shape) != list(shape):
-        raise Broken(f"{name} has shape {list(array.shape)} instead of {list(shape)}")
-    dtype = getattr(torch, kind)
-    if len(array.data) != prod(shape) * dtype.itemsize:
-        raise Broken(f"{name} has {len(array.data)} bytes, which is not its shape's")
-    # cloned: how a tensor lies in memory changes the bits of what is computed from it, and a message lies anywhere
+        raise InvalidReply(f"{name} has shape {list(array.shape)}; expected {list(shape)}")
+    dtype = getattr(torch, dtype_name)
+    if len(array.data) != (expected_bytes := prod(shape) * dtype.itemsize):
+        raise InvalidReply(f"{name} has {len(array.data)} bytes; its shape requires {expected_bytes}")
+    # Cloned: the alignment of a tensor changes the bits of what is computed from it, and message bytes are unaligned.
     return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
 
 
-def size_of(content: RecordDict) -> int:
-    """Bytes of the tensors in a message, as they were sent."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())
+def tensor_bytes(content: RecordDict) -> int:
+    """Return the number of bytes of all tensors in a message, as sent."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def context_record(ctx: Context) -> ConfigRecord:
-    return ConfigRecord(asdict(ctx))
+def round_context(request: Mapping[str, Any]) -> Context:
+    """Return the round's context from the parameters of a request."""
+    return Context(**{name: request[name] for name in Context.__dataclass_fields__})
 
 
-def context_of(record: Mapping[str, Any]) -> Context:
-    return Context(**{name: record[name] for name in Context.__dataclass_fields__})
+def reply_numbers(content: RecordDict, round: int, training: str) -> MetricRecord:
+    """Return the numbers of a reply.
+
+    Raises:
+        InvalidReply: The reply has none, or belongs to another round or training.
+    """
+    numbers, request = content.get(REPLY), content.get(REQUEST)
+    if not isinstance(numbers, MetricRecord) or not isinstance(request, ConfigRecord):
+        raise InvalidReply("has no numbers")
+    if request.get("training") != training:
+        raise InvalidReply("belongs to another training")
+    if request.get("round") != round:
+        raise InvalidReply(f"stale: belongs to round {request.get('round')!r}")
+    return numbers
 
 
-def told(content: RecordDict, round: int, training: str) -> MetricRecord:
-    """The numbers of an answer, which has to be of this round of this training."""
-    record, asked = content.get(TOLD), content.get(ASKED)
-    if not isinstance(record, MetricRecord) or not isinstance(asked, ConfigRecord):
-        raise Broken("has no numbers")
-    if asked.get("training") != training:
-        raise Broken("is of another training")
-    if asked.get("round") != round:
-        raise Broken(f"stale: of round {asked.get('round')!r}")
-    return record
-
-
-def count(record: MetricRecord, name: str, least: int = 0) -> int:
-    value = record.get(name)
-    if type(value) is not int or value < least:
-        raise Broken(f"{name} is {value!r} instead of a number from {least}")
+def read_integer(numbers: MetricRecord, name: str, minimum: int = 0) -> int:
+    value = numbers.get(name)
+    if type(value) is not int or value < minimum:
+        raise InvalidReply(f"{name} must be an integer from {minimum} (got {value!r})")
     return value
 
 
-def number(record: MetricRecord, name: str) -> float:
-    value = record.get(name)
+def read_finite(numbers: MetricRecord, name: str) -> float:
+    value = numbers.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise Broken(f"{name} is {value!r} instead of a finite number")
+        raise InvalidReply(f"{name} must be a finite number (got {value!r})")
     return float(value)
+
+
+def one_line(text: object) -> str:
+    """Return text that came from a site as one line of up to 300 characters."""
+    return " ".join(str(text).split())[:300]

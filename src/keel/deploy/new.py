@@ -1,4 +1,4 @@
-"""Writes the folder of a new federation from the template: a Flower app, its scripts and a README."""
+"""`keel deploy new`: write the folder of a new federation from the template."""
 
 import re
 from importlib.resources import as_file, files
@@ -9,41 +9,44 @@ from keel.algorithms import algorithm_class
 from keel.errors import KeelError
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
-"""What Flower takes as the name of an app."""
-PLACES = {"app": "@package@", "flwr": ".flwr", "gitignore.in": ".gitignore.in"}
-"""Names of the template that are others in the folder. All its files end in .in: they are no code of Keel's."""
+"""Names that Flower accepts for an app."""
+TARGET_NAMES = {"app": "@package@", "flwr": ".flwr", "gitignore.in": ".gitignore.in"}
+"""Parts of the template's paths that have another name in the folder. Every file of the template ends in .in, so that
+no tool takes it for code of Keel."""
 
 
 def new_federation(folder: Path, sites: int, algorithm: str) -> list[Path]:
-    """The files of a new federation, in a folder that is not there yet."""
+    """Write the files of a new federation into a new folder, and return their paths."""
     name = folder.name.lower().replace("_", "-")
     if not NAME.fullmatch(name):
-        raise KeelError(f"folder: {folder.name!r}; accepted: up to 32 letters, digits and hyphens, as in my-federation")
+        raise KeelError(
+            f"the folder's name must have up to 32 letters, digits and hyphens, as my-federation (got {folder.name!r})"
+        )
     if folder.exists():
-        raise KeelError(f"folder: {str(folder)!r} exists; accepted: a new one")
+        raise KeelError(f"folder {str(folder)!r} exists; choose a new one")
     if algorithm_class(algorithm).pooled:
-        raise KeelError(f"algorithm: {algorithm!r} is no federation's; accepted: another of keel algorithms")
+        raise KeelError(f"algorithm must be a federated one, see keel algorithms (got {algorithm!r})")
     values = {"name": name, "package": name.replace("-", "_"), "sites": str(sites), "algorithm": algorithm}
     values["folder"] = str(folder.absolute())
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with as_file(files("keel.deploy").joinpath("template")) as template:
-            sources = sorted(template.rglob("*.in"))
-            return [_fill(source, template, folder, values) for source in sources]
-    except BaseException:  # also Ctrl-C: nothing half-made stays
+            return [_write(source, template, folder, values) for source in sorted(template.rglob("*.in"))]
+    except BaseException:  # also Ctrl-C: remove an incomplete folder
         rmtree(folder, ignore_errors=True)
         raise
 
 
-def _fill(source: Path, template: Path, folder: Path, values: dict[str, str]) -> Path:
-    parts = [PLACES.get(part, part) for part in source.relative_to(template).parts]
-    target = folder / _filled("/".join(parts).removesuffix(".in"), values)
+def _write(source: Path, template: Path, folder: Path, values: dict[str, str]) -> Path:
+    parts = [TARGET_NAMES.get(part, part) for part in source.relative_to(template).parts]
+    target = folder / _substitute("/".join(parts).removesuffix(".in"), values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_filled(source.read_text(encoding="utf-8"), values), encoding="utf-8")
+    target.write_text(_substitute(source.read_text(encoding="utf-8"), values), encoding="utf-8")
     if target.suffix == ".sh":
         target.chmod(0o755)
     return target
 
 
-def _filled(text: str, values: dict[str, str]) -> str:
-    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
+def _substitute(text: str, values: dict[str, str]) -> str:
+    """Replace each @name@ by its value."""
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)

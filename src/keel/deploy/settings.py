@@ -1,4 +1,4 @@
-"""How a federation is run besides its experiment, and the two told apart in a Flower app's configuration."""
+"""Configuration of a Flower app: the spec of the experiment, and the table `federation`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,64 +6,99 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from keel.algorithms import REGISTRY
-from keel.errors import KeelError, explain, unknown
-from keel.runs.spec import CUSTOM, Spec, make_spec, put
+from keel.config.defaults import make_spec
+from keel.config.overrides import put
+from keel.config.schema import CUSTOM, Spec
+from keel.deploy.flower_adapter import log
+from keel.errors import KeelError, explain, unknown_name
 
 
 class Federation(BaseModel):
-    """The table `federation` of the app's configuration."""
+    """The table `federation` of an app's configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     sites: Annotated[int, Field(ge=1)]
-    """How many there are. All of them have to be there when a training begins."""
+    """Number of sites. All of them must be connected when a training starts."""
     out: Annotated[str, Field(min_length=1)]
-    """The run's folder on the server. Where it exists the run is gone on with."""
-    least: Annotated[int, Field(ge=1)] = 1
-    """Answers that a round needs; with fewer it is asked for again."""
-    timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that sites have for an answer."""
-    wait: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds that a beginning training waits for all sites, and a round for the least number."""
-    largest_norm: Annotated[float, Field(gt=0)] | None = None
-    """Of a tensor that a site reports; an answer with a larger one is set aside."""
-    rebind: bool = False
-    """Whether a site may come back as another node than it was when the training began: with a new key."""
+    """Run folder on the server. If it exists, the run is resumed."""
+    min_replies: Annotated[int, Field(ge=1)] = 1
+    """Valid replies that a round needs. A round with fewer is repeated."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Time that a site has to reply."""
+    wait_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """How long a new training waits for all sites, and a round for `min_replies`."""
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """Largest Euclidean norm of a reported tensor. A reply with a larger one is dropped."""
+    allow_new_keys: bool = False
+    """Whether a site may reconnect with another node key than at the start of the training."""
+
+
+RENAMED = {
+    "least": "min_replies",
+    "timeout": "timeout_seconds",
+    "wait": "wait_seconds",
+    "largest_norm": "max_norm",
+    "rebind": "allow_new_keys",
+}
+"""Deprecated names of the fields of `federation`."""
+FLOATS = ("timeout_seconds", "wait_seconds", "max_norm")
+"""Fields for which an integer is accepted too."""
 
 
 def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
-    """The spec and the federation that a Flower run's configuration (flat, with dotted names) describes."""
+    """Read the configuration of a Flower run: a flat table with dotted names.
+
+    Returns:
+        The spec of the experiment and the settings of the federation.
+    """
     table: dict[str, Any] = {}
     for key, value in config.items():
         put(table, key, value)
-    given = table.pop("federation", {})
-    for field in given:
+    federation = _read_federation(table.pop("federation", {}))
+    return _read_spec(table), federation
+
+
+def _read_federation(table: Mapping[str, Any]) -> Federation:
+    fields: dict[str, Any] = {}
+    for name, value in table.items():
+        field = RENAMED.get(name, name)
         if field not in Federation.model_fields:
-            raise unknown("federation", field, Federation.model_fields)
+            raise unknown_name("federation", name, Federation.model_fields)
+        if field != name:
+            if field in table:
+                raise KeelError(f"federation.{name} is the deprecated name of federation.{field}; remove one of them")
+            log.warning("federation.%s is deprecated; rename it to federation.%s", name, field)
+        fields[field] = value
     try:
-        federation = Federation.model_validate({k: float(v) if k in FLOATS else v for k, v in given.items()})
+        return Federation.model_validate({k: float(v) if k in FLOATS else v for k, v in fields.items()})
     except (ValidationError, TypeError) as error:
         text = explain(error) if isinstance(error, ValidationError) else str(error)
         raise KeelError(f"federation.{text}") from None
+
+
+def _read_spec(table: dict[str, Any]) -> Spec:
     for section in "data", "model":
         if "name" in table.get(section, {}):
-            raise KeelError(f"{section}.name: {table[section]['name']!r}; accepted: none, it is the app's own")
+            raise KeelError(f"{section}.name must not be set (got {table[section]['name']!r}): the app defines it")
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}
     for field in table.get("engine", {}):
         if field != "device":
-            raise KeelError(f"engine.{field}: {table['engine'][field]!r}; accepted: none, for the sites train")
+            raise KeelError(
+                f"engine.{field} must not be set (got {table['engine'][field]!r}): the sites train the clients"
+            )
     algorithm = table.get("algorithm", {})
-    if hasattr(REGISTRY.get(algorithm.get("name")), "tau_i"):  # a site may be away for long, whatever the rate
+    if hasattr(REGISTRY.get(algorithm.get("name")), "tau_i"):  # a site may be offline long, whatever the rate
         table["algorithm"] = {"tau_i": "actual", **algorithm}
     spec = make_spec(table)
     if spec.algorithm.pooled:
-        raise KeelError(f"algorithm.name: {spec.algorithm.name!r} has all examples at one place; accepted: another")
+        raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")
     if spec.evaluation.on == "validation":
-        raise KeelError("evaluation.on: 'validation'; accepted: 'test', on the server's or the sites' test examples")
+        raise KeelError("evaluation.on must be 'test' in a federation (got 'validation')")
     if spec.evaluation.deviation:
-        raise KeelError("evaluation.deviation: has every client train in every round; accepted: none, over sites")
-    return spec, federation
-
-
-FLOATS = ("timeout", "wait", "largest_norm")
+        raise KeelError(
+            f"evaluation.deviation must be empty in a federation (got {list(spec.evaluation.deviation)}): "
+            "it trains every client in every round"
+        )
+    return spec

@@ -1,114 +1,108 @@
-"""What a site does: answers the server's messages with what its algorithm says, from its own data and its own memory.
+"""The client app of a site: it answers the server's requests from the site's data and client state.
 
-Flower starts a fresh process for each message, so that nothing is loaded before it is needed.
+Flower starts a new process for each message, so a site loads only what a request needs.
 """
 
-import logging
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from platformdirs import user_data_path
-from torch import Tensor, nn
+from torch import Tensor
 
-from keel.client import moved, probe_client, train_client
-from keel.data.arrays import examples
-from keel.data.federated import Examples, FederatedData, Partition
+from keel.config.schema import resolved_spec
+from keel.core.client import probe_client, to_device, train_client
+from keel.core.devices import find_device
+from keel.core.engine import CPU
+from keel.core.evaluation import Evaluator
+from keel.core.flat_model import FlatModel, Loss, state_fingerprint
+from keel.core.task import Task
+from keel.core.training_state import BUFFERS
 from keel.deploy import messages
-from keel.deploy.memory import SiteMemory
-from keel.devices import find_device
-from keel.engines.base import CPU
+from keel.deploy.flower_adapter import log
+from keel.deploy.site_data import Loader, Model, has_test_examples, initial_model, site_dataset
+from keel.deploy.site_state import SiteState, state_folder
 from keel.errors import KeelError
-from keel.evaluation import Evaluator
-from keel.params import FlatModel, Loss, state_fingerprint
-from keel.randomness import torch_draws
-from keel.rounds import BUFFERS, make_recipe
-from keel.runs.spec import Spec, resolved_spec
-from keel.task import Task, make_task
-
-log = logging.getLogger("flwr")
-
-Model = Callable[[], nn.Module]
-Arrays = tuple[Any, Any]
-SiteData = FederatedData | tuple[Arrays, Arrays | None] | Arrays
-"""(inputs, labels), or ((inputs, labels), (test inputs, test labels)), or federated data of one client."""
-Loader = Callable[[Mapping[str, Any]], SiteData]
-"""From the node's own settings (`--node-config`) to its data."""
-
-UNTESTED = "site without test examples"
+from keel.runs.build import local_training, make_task
 
 
 def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> ClientApp:
-    """The Flower app of a site: `model` gives the model, `data` the site's examples from its settings."""
+    """Make the Flower app of a site.
+
+    Args:
+        model: Returns the untrained model.
+        data: Loads the site's examples; its argument is the node's configuration.
+        loss: A function of outputs and targets that returns one loss per example; cross entropy by default.
+    """
     app = ClientApp()
 
-    def answering(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
-        def reply(message: Message, context: Context) -> Message:
-            with discreet():
-                asked = message.content.config_records[messages.ASKED]
-                site = Site(model, data, loss, asked, context.node_config)
+    def handler(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            with hide_error_details():
+                request = message.content.config_records[messages.REQUEST]
+                site = Site(model, data, loss, request, context.node_config)
                 return Message(answer(site, message.content), reply_to=message)
 
-        return reply
+        return handle
 
-    app.query()(answering(Site.describe))
-    app.train("probe")(answering(Site.probe))
-    app.train()(answering(Site.train))
-    app.evaluate()(answering(Site.evaluate))
+    app.query()(handler(Site.describe))
+    app.train("probe")(handler(Site.probe))
+    app.train()(handler(Site.train))
+    app.evaluate()(handler(Site.evaluate))
     return app
 
 
 @contextmanager
-def discreet() -> Iterator[None]:
-    """An error's text may quote an example, and Flower sends it to the server: only Keel's own texts leave the site."""
+def hide_error_details() -> Iterator[None]:
+    """Replace the text of an exception by its class, except for Keel's own errors.
+
+    Flower sends the text to the server, and it may quote an example. The site's log has it in full.
+    """
     try:
         yield
     except KeelError:
         raise
     except Exception as error:
-        log.exception("this site could not answer")
-        raise RuntimeError(f"{type(error).__name__}, of which the site's log says more") from None
+        log.exception("this site could not answer a request")
+        raise RuntimeError(f"{type(error).__name__}; the site's log has the details") from None
 
 
 class Site:
-    """One site, for one message."""
+    """One site, for the duration of one request."""
 
-    def __init__(self, model: Model, data: Loader, loss: Loss | None, asked: ConfigRecord, node: Mapping[str, Any]):
-        self.asked, self.node = asked, node
-        self.spec = spec_of(str(asked["spec"]))
+    def __init__(self, model: Model, data: Loader, loss: Loss | None, request: ConfigRecord, node: Mapping[str, Any]):
+        self.request, self.node = request, node
+        self.spec = resolved_spec(tomllib.loads(str(request["spec"])))
         self.number = site_number(node)
-        if asked.get("site", self.number) != self.number:
-            raise KeelError(f"site: this is {self.number}, but {asked['site']!r} was asked; accepted: its own number")
+        if request.get("site", self.number) != self.number:
+            raise KeelError(f"this is site {self.number}, but the request is for site {request['site']!r}")
         self.device = find_device(str(node.get("device", "auto")))
-        torch.set_num_threads(int(node.get("threads", 1)))  # one: how a sum is split over threads changes its bits
+        torch.set_num_threads(int(node.get("threads", 1)))  # one: the number of threads changes the bits of a sum
         self._model, self._data, self._loss = model, data, loss
 
     @cached_property
     def task(self) -> Task:
         module = initial_model(self._model, self.spec)
-        return make_task(self.spec, module=module, data=as_data(self._data(self.node), module), loss=self._loss)
+        return make_task(self.spec, module=module, data=site_dataset(self._data(self.node), module), loss=self._loss)
 
     @cached_property
-    def flat(self) -> FlatModel:
+    def flat_model(self) -> FlatModel:
         return FlatModel(self.task.module.to(self.device), self.task.moving)
 
     @property
-    def memory(self) -> SiteMemory:
-        folder = Path(str(self.node.get("memory", user_data_path("keel") / f"site-{self.number}")))
-        return SiteMemory(folder, str(self.asked["training"]), self.spec.memory.precision)
+    def state(self) -> SiteState:
+        folder = state_folder(self.node, f"site-{self.number}")
+        return SiteState(folder, str(self.request["training"]), self.spec.memory.precision, self.flat_model.size)
 
     def describe(self, content: RecordDict) -> RecordDict:
-        """What the server has to know before the first round: how much there is here, and of what shape."""
+        """Describe the site's data and model: sizes and shapes, and a checksum of the untrained model."""
         task = self.task
-        told = ConfigRecord(
+        description = ConfigRecord(
             {
                 "site": self.number,
                 "examples": int(task.data.partition.sizes[0]),
@@ -119,118 +113,78 @@ class Site:
                 "model": state_fingerprint(task.module),
             }
         )
-        return RecordDict({messages.TOLD: told})
+        return RecordDict({messages.REPLY: description})
 
     def probe(self, content: RecordDict) -> RecordDict:
-        sent, ctx = messages.received(content), messages.context_of(self.asked)
-        self.memory.keep_received(ctx.round, sent)
-        received, buffers = self._here(sent)
-        recipe, held = make_recipe(self.spec, self.task), self.task.data.held(0)
-        gradient = probe_client(recipe, self.flat, self.number, held, received, ctx, buffers)
-        return self._answer(moved(gradient, CPU), {})
+        """Run the first phase of a round, and keep what the server sent for the second."""
+        broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request)
+        self.state.save_broadcast(ctx.round, broadcast)
+        received, buffers = self._on_device(broadcast)
+        local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
+        gradient = probe_client(local, self.flat_model, self.number, client, received, ctx, buffers)
+        return self._reply(to_device(gradient, CPU), {})
 
     def train(self, content: RecordDict) -> RecordDict:
-        """One round: what `keel.client` does for any engine, with what this site remembers of its last one."""
-        last, ctx = int(str(self.asked["last"])), messages.context_of(self.asked)
-        first = self.memory.received(ctx.round) if self.spec.algorithm.probes else {}
-        if first is None:
-            raise KeelError(f"round {ctx.round}: what was received in its first phase is not there any more")
-        received, buffers = self._here({**first, **messages.received(content)})
-        known = self.memory.of(last) if last else None
-        memory = dict(known or {})
-        buffers = memory.pop(BUFFERS, buffers)
-        if not memory:
-            memory = self.spec.algorithm.init_client(self._initial)
-        recipe, held = make_recipe(self.spec, self.task), self.task.data.held(0)
+        """Train one round as every engine does, from the client state of the last round that the server counted."""
+        last_round, ctx = int(str(self.request["last_round"])), messages.round_context(self.request)
+        first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
+        if first_phase is None:
+            raise KeelError(f"round {ctx.round}: what the server sent in the first phase is missing on this site")
+        received, buffers = self._on_device({**first_phase, **messages.unpack_request(content)})
+        saved = self.state.load(last_round) if last_round else None
+        state = dict(saved or {})
+        buffers = state.pop(BUFFERS, buffers)
+        if not state:
+            state = self.spec.algorithm.init_client(FlatModel(self.task.module).weights.to(CPU))
+        local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
         buffers = None if buffers is None else buffers.to(self.device)
-        memory = moved(memory, self.device)
-        result = train_client(recipe, self.flat, self.number, held, received, memory, ctx, buffers).to(CPU)
-        sent, kept = dict(result.message), dict(result.memory)
+        state = to_device(state, self.device)
+        result = train_client(local, self.flat_model, self.number, client, received, state, ctx, buffers).to(CPU)
+        report, new_state = dict(result.message), dict(result.state)
         if result.buffers is not None:
-            (kept if self.spec.model.buffers == "local" else sent)[BUFFERS] = result.buffers
-        if kept:
-            self.memory.keep(ctx.round, kept, last)
-        lost = bool(last and kept and known is None)
-        return self._answer(sent, {"steps": result.steps, "loss": float(result.loss), "lost": int(lost)})
+            (new_state if self.spec.model.buffers == "local" else report)[BUFFERS] = result.buffers
+        if new_state:
+            self.state.save(ctx.round, new_state, last_round)
+        state_lost = bool(last_round and new_state and saved is None)
+        numbers = {"steps": result.steps, "loss": float(result.loss), "state_lost": int(state_lost)}
+        return self._reply(report, numbers)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """How good the model is on this site's test examples: the loss in sum, how many are right and how many are."""
-        received, buffers = self._here(messages.received(content))
+        """Measure the model on this site's test examples: the sum of the losses, and how many targets are correct."""
+        received, buffers = self._on_device(messages.unpack_request(content))
         data = self.task.data
-        if not has_test(data):
-            return self._answer({}, {"loss": 0.0, "right": 0, "counted": 0, "examples": 0})
-        evaluator = Evaluator(replace(self.task, module=self.flat.module), self.spec.model.buffers == "local")
-        evaluator.look_at(received["theta"], buffers)
-        measured = sum(map(evaluator.measure, range(len(evaluator.parts))), torch.zeros(evaluator.width))
-        classes = data.classes
-        told = {
-            "loss": float(measured[0]),
-            "right": int(measured[1 : 1 + classes].sum()),
-            "counted": int(measured[1 + classes :].sum()),
+        if not has_test_examples(data):
+            return self._reply({}, {"loss": 0.0, "correct": 0, "labelled": 0, "examples": 0})
+        evaluator = Evaluator(replace(self.task, module=self.flat_model.module), self.spec.model.buffers == "local")
+        evaluator.load_weights(received["theta"], buffers)
+        sums = sum(map(evaluator.measure, range(len(evaluator.parts))), torch.zeros(evaluator.width))
+        numbers = {
+            "loss": float(sums[0]),
+            "correct": int(sums[1 : 1 + data.classes].sum()),
+            "labelled": int(sums[1 + data.classes :].sum()),
             "examples": len(data.test),
         }
-        return self._answer({}, told)
+        return self._reply({}, numbers)
 
-    @property
-    def _initial(self) -> Tensor:
-        return FlatModel(self.task.module).weights.to(CPU)
-
-    def _here(self, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What was sent, on this site's device: the algorithm's part and the model's buffers."""
-        received = moved(sent, self.device)
+    def _on_device(self, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Move what the server sent to this site's device; return the algorithm's tensors and the model's buffers."""
+        received = to_device(tensors, self.device)
         return received, received.pop(BUFFERS, None)
 
-    def _answer(self, tensors: dict[str, Tensor], told: dict[str, Any]) -> RecordDict:
-        asked = ConfigRecord({"training": self.asked["training"], "round": self.asked["round"]})
+    def _reply(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> RecordDict:
+        origin = ConfigRecord({"training": self.request["training"], "round": self.request["round"]})
         return RecordDict(
-            {messages.TENSORS: messages.pack(tensors), messages.TOLD: MetricRecord(told), messages.ASKED: asked}
+            {
+                messages.TENSORS: messages.pack(tensors),
+                messages.REPLY: MetricRecord(numbers),
+                messages.REQUEST: origin,
+            }
         )
-
-
-def spec_of(text: str) -> Spec:
-    """The resolved spec that the server sent."""
-    return resolved_spec(tomllib.loads(text))
-
-
-def initial_model(model: Model, spec: Spec) -> nn.Module:
-    """The model that training starts from: the same on every machine."""
-    with torch_draws(spec.seed, "model"):
-        return model()
 
 
 def site_number(node: Mapping[str, Any]) -> int:
-    value = node.get("site")
-    if type(value) is not int or value < 0:
-        raise KeelError(f"node config site: {value!r}; accepted: the number of this site, as in --node-config 'site=0'")
-    return value
-
-
-def as_data(given: SiteData, module: nn.Module) -> FederatedData:
-    """A site's examples as federated data of one client; without test examples the first of the others stands in."""
-    if isinstance(given, FederatedData):
-        if given.partition.clients != 1:
-            raise KeelError(f"data: {given.partition.clients} clients; accepted: one, the site itself")
-        return given
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise KeelError(
-            f"data: {type(given).__name__}; accepted: (inputs, labels), or that twice, the second to test on"
-        )
-    pair = given if isinstance(given[0], tuple) else (given, None)
-    train = as_examples(pair[0], "data.")
-    test = Examples(train.inputs[:1], train.targets[:1]) if pair[1] is None else as_examples(pair[1], "data.test_")
-    data = FederatedData("site", train, test, Partition.of([np.arange(len(train))]), 0)
-    with torch.no_grad():
-        outputs = module.eval()(data.prepare(train.inputs[:1]))
-    module.train()
-    labels = not train.targets.is_floating_point()
-    made: FederatedData = replace(data, classes=int(outputs.shape[-1]) if labels else 0)
-    return made if pair[1] is not None else replace(made, name=UNTESTED)
-
-
-def has_test(data: FederatedData) -> bool:
-    return data.name != UNTESTED
-
-
-def as_examples(arrays: Arrays, field: str) -> Examples:
-    inputs, labels = (value.numpy() if isinstance(value, Tensor) else np.asarray(value) for value in arrays)
-    return examples(inputs, labels, field)
+    """Return the site's number from the node's configuration."""
+    number = node.get("site")
+    if type(number) is not int or number < 0:
+        raise KeelError(f"node config: site must be the number of this site, as in 'site=0' (got {number!r})")
+    return number

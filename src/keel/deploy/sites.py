@@ -1,192 +1,185 @@
-"""The sites as the server reaches them: a message to each, and the answers that come in time."""
+"""The sites as the server reaches them: which node is which site, requests to sites, and their replies."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from math import inf, prod
+from math import inf
 from typing import Any
 
-import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.error.base import FlowerError
 
 from keel.algorithms.base import Message as Tensors
 from keel.deploy import messages
+from keel.deploy.descriptions import Description, read_description
+from keel.deploy.flower_adapter import CONNECTION_ERRORS, log
 from keel.deploy.settings import Federation
-from keel.engines import Absent
+from keel.engines import Dropped
 from keel.errors import KeelError
 
-log = logging.getLogger("flwr")  # Flower's own, which is what its users read
+POLL_SECONDS = 0.2
+"""Shortest interval between two polls for replies. It grows with the time waited (a twentieth of it)."""
+MAX_POLL_SECONDS = 3.0
+LOG_SECONDS = 30.0
+"""Interval between two log lines about missing sites."""
+RETRY_SECONDS = 30.0
+"""Shortest time after which a node that failed to identify itself is asked again."""
+IDENTIFY_SPEEDUP = 10
+"""During training a new node has this fraction of the timeout to identify itself, because all sites wait for it."""
 
-Description = dict[str, Any]
-"""What a site tells of itself before the first round."""
-POLL_SECONDS = 0.2  # at first; a twentieth of the time that was waited, up to 3 s, later
-TELL_SECONDS = 30.0
-LARGEST = 2**28
-"""Numbers that one example may have."""
-QUICKER = 10
-"""Once a training goes on, new nodes have this part of federation.timeout to say who they are: everybody waits."""
 
-
-class NotThisSite(messages.Broken):
-    """A node that cannot be who it says it is, however often it is asked."""
+class WrongIdentity(messages.InvalidReply):
+    """The node cannot be the site that it claims to be. It is not asked again."""
 
 
 class Sites:
-    """Who is where. A site says its number; from the beginning of a training on it is bound to the node that said so,
-    and to what it described, as `recorded`."""
+    """The nodes behind the sites of one training.
+
+    A node states its site number. From the start of a training a site is bound to the node that stated it and to its
+    description.
+
+    Args:
+        request: Parameters that every request carries: the spec and the ID of the training.
+        recorded: The descriptions with which a resumed training started.
+    """
 
     def __init__(
-        self, grid: Grid, federation: Federation, asked: Mapping[str, Any], recorded: Sequence[Description] = ()
+        self, grid: Grid, federation: Federation, request: Mapping[str, Any], recorded: Sequence[Description] = ()
     ):
-        self.grid, self.federation, self.asked = grid, federation, dict(asked)
-        self.recorded = {site["site"]: site for site in recorded}
+        self.grid, self.federation, self.request = grid, federation, dict(request)
+        self.recorded = {description["site"]: description for description in recorded}
         self.nodes: dict[int, int] = {}
-        self.refused: dict[int, float] = {}
-        self.online: set[int] = set()
-        self.described: dict[int, Description] = {}
-        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+        self.descriptions: dict[int, Description] = {}
+        self._rejected_until: dict[int, float] = {}
+        self._online: set[int] = set()
+        self._bytes = {"bytes_down": 0, "bytes_up": 0}
 
     def wait_for_all(self) -> list[Description]:
-        """What each site tells of itself, once all are there."""
-        until, told = time.monotonic() + self.federation.wait, time.monotonic()
-        while len(self.described) < self.federation.sites:
-            self.refresh(self.federation.timeout)
-            missing = [str(n) for n in range(self.federation.sites) if n not in self.described]
-            if missing and time.monotonic() > until:
+        """Return the description of each site, once all sites are connected."""
+        deadline, next_log = time.monotonic() + self.federation.wait_seconds, time.monotonic()
+        while len(self.descriptions) < self.federation.sites:
+            self.identify_nodes(self.federation.timeout_seconds)
+            missing = ", ".join(str(n) for n in range(self.federation.sites) if n not in self.descriptions)
+            if missing and time.monotonic() > deadline:
                 raise KeelError(
-                    f"federation.sites: {self.federation.sites}, but site {', '.join(missing)} did not come; "
-                    "accepted: all of them when a training begins"
+                    f"federation.sites is {self.federation.sites}, but site {missing} did not connect within "
+                    f"{self.federation.wait_seconds:g} s; start it and run again"
                 )
-            if missing and time.monotonic() > told:
-                log.info("waiting for site %s", ", ".join(missing))
-                told = time.monotonic() + TELL_SECONDS
-            time.sleep(POLL_SECONDS * bool(missing))
-        self.recorded = dict(self.described)
-        return [self.described[site] for site in range(self.federation.sites)]
+            if missing and time.monotonic() > next_log:
+                log.info("waiting for site %s", missing)
+                next_log = time.monotonic() + LOG_SECONDS
+            time.sleep(bool(missing) * min(POLL_SECONDS, self.federation.wait_seconds))
+        self.recorded = dict(self.descriptions)
+        return [self.descriptions[site] for site in range(self.federation.sites)]
 
-    def refresh(self, timeout: float | None = None) -> None:
-        """Asks the nodes that are new who they are; those that could not say so, again after a while."""
+    def identify_nodes(self, timeout: float | None = None) -> None:
+        """Ask each new node which site it is. Ask a node that failed to answer again after RETRY_SECONDS."""
         if timeout is None:
-            timeout = self.federation.timeout / (QUICKER if self.nodes else 1)
-        before, online = self.online, set(self.grid.get_node_ids())
-        self.online = online
-        if before - online:  # a node that was refused may be what a site has become
-            self.refused.clear()
-        began = time.monotonic()
-        not_yet = {node for node, until in self.refused.items() if began < until}
-        new = sorted(online - set(self.nodes.values()) - not_yet)
-        answers = self._exchange("query", dict.fromkeys(new, self._content({})), "0", timeout)
-        pause = max(TELL_SECONDS, time.monotonic() - began)
-        for node, answer in answers.items():
+            timeout = self.federation.timeout_seconds / (IDENTIFY_SPEEDUP if self.nodes else 1)
+        before, online = self._online, set(self.grid.get_node_ids())
+        self._online = online
+        if before - online:  # a rejected node may be the successor of the node that has left
+            self._rejected_until.clear()
+        start = time.monotonic()
+        rejected = {node for node, until in self._rejected_until.items() if start < until}
+        new = sorted(online - set(self.nodes.values()) - rejected)
+        replies = self._send_and_receive("query", dict.fromkeys(new, self._content({})), "0", timeout)
+        pause = max(RETRY_SECONDS, time.monotonic() - start)
+        for node, reply in replies.items():
             try:
-                self._enter(node, answer, online)
-            except messages.Broken as error:
-                log.warning("node %d is set aside: %s", node, error)
-                self.refused[node] = inf if isinstance(error, NotThisSite) else time.monotonic() + pause
+                self._bind(node, reply, online)
+            except messages.InvalidReply as error:
+                log.warning("node %d rejected: %s", node, error)
+                self._rejected_until[node] = inf if isinstance(error, WrongIdentity) else time.monotonic() + pause
 
-    def _enter(self, node: int, answer: RecordDict | Absent, online: set[int]) -> None:
-        described = {**_described(answer), "node": node}
-        site = described["site"]
+    def _bind(self, node: int, reply: RecordDict | Dropped, online: set[int]) -> None:
+        """Bind the site that a node claims to be to that node, after checking the claim."""
+        description = {**read_description(reply), "node": node}
+        site = description["site"]
         if site >= self.federation.sites:
-            raise NotThisSite(f"calls itself site {site} of {self.federation.sites}")
+            raise WrongIdentity(f"claims to be site {site}, but federation.sites is {self.federation.sites}")
         if self.nodes.get(site, node) in online - {node}:
-            raise NotThisSite(f"calls itself site {site}, which another node is")
+            raise WrongIdentity(f"claims to be site {site}, but node {self.nodes[site]} is that site")
         for name, value in self.recorded.get(site, {}).items():
-            if name == "node" and value != node and not self.federation.rebind:
-                raise NotThisSite(f"calls itself site {site}, which is node {value} (a new key: federation.rebind)")
-            if name != "node" and value != described[name]:
-                raise messages.Broken(f"site {site}: {name} is {described[name]}, but the training began with {value}")
-        log.info("site %d is node %d, with %d examples", site, node, described["examples"])
+            if name == "node" and value != node and not self.federation.allow_new_keys:
+                raise WrongIdentity(
+                    f"claims to be site {site}, but the training started with node {value}; "
+                    "if the site has a new key, set federation.allow_new_keys = true"
+                )
+            if name != "node" and value != description[name]:
+                raise messages.InvalidReply(
+                    f"site {site}: {name} is {description[name]}, but the training started with {value}"
+                )
+        log.info("site %d is node %d, with %d examples", site, node, description["examples"])
         self.nodes[site] = node
-        self.described[site] = described
+        self.descriptions[site] = description
 
-    def counted(self) -> dict[str, int]:
-        """The bytes of the tensors in all messages since this was asked last."""
-        counted, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
-        return counted
+    def wait_for(self, sites: Sequence[int], seconds: float) -> None:
+        """Wait until these sites are connected, but no longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.identify_nodes()
+            online = set(self.grid.get_node_ids())
+            if all(self.nodes.get(site) in online for site in sites):
+                return
+            time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
-    def ask(
-        self, kind: str, round: int, contents: Mapping[int, Mapping[str, Any]], tensors: Mapping[int, Tensors]
-    ) -> dict[int, RecordDict | Absent]:
-        """A message of this kind to each of the sites, and what came back before it was too late."""
+    def take_byte_counts(self) -> dict[str, int]:
+        """Return the bytes of the tensors in all messages since the last call."""
+        counts, self._bytes = self._bytes, dict.fromkeys(self._bytes, 0)
+        return counts
+
+    def request_replies(
+        self, kind: str, round: int, requests: Mapping[int, Mapping[str, Any]], tensors: Tensors
+    ) -> dict[int, RecordDict | Dropped]:
+        """Send a request with the same tensors to each site, and return the replies that arrive in time.
+
+        Args:
+            kind: Flower's message type, such as "train" or "evaluate".
+            requests: The parameters of the request to each site.
+        """
         online = set(self.grid.get_node_ids())
-        reachable = {site: self.nodes[site] for site in contents if self.nodes.get(site) in online}
-        packed: dict[int, Any] = {}  # the same tensors are packed once
-        for site in reachable:
-            packed.setdefault(id(tensors[site]), messages.pack(tensors[site]))
-        sent = {
-            node: self._content({**contents[site], "round": round, "site": site}, packed[id(tensors[site])])
+        reachable = {site: self.nodes[site] for site in requests if self.nodes.get(site) in online}
+        packed = messages.pack(tensors) if reachable else None
+        contents = {
+            node: self._content({**requests[site], "round": round, "site": site}, packed)
             for site, node in reachable.items()
         }
-        answers = self._exchange(kind, sent, str(round), self.federation.timeout)
-        return {
-            site: answers[reachable[site]] if site in reachable else Absent("is not connected") for site in contents
-        }
+        replies = self._send_and_receive(kind, contents, str(round), self.federation.timeout_seconds)
+        return {site: replies[reachable[site]] if site in reachable else Dropped("not connected") for site in requests}
 
-    def _content(self, asked: Mapping[str, Any], tensors: Any = None) -> RecordDict:
-        records: dict[str, Any] = {messages.ASKED: ConfigRecord({**self.asked, **asked})}
+    def _content(self, request: Mapping[str, Any], tensors: Any = None) -> RecordDict:
+        records: dict[str, Any] = {messages.REQUEST: ConfigRecord({**self.request, **request})}
         return RecordDict(records if tensors is None else {**records, messages.TENSORS: tensors})
 
-    def _exchange(
+    def _send_and_receive(
         self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float
-    ) -> dict[int, RecordDict | Absent]:
-        """By node."""
+    ) -> dict[int, RecordDict | Dropped]:
+        """Send a message to each node, poll until all have replied or `timeout` is over, and return replies by node."""
         if not contents:
             return {}
         sent = [Message(content, node, kind, ttl=timeout, group_id=group) for node, content in contents.items()]
-        self.bytes["bytes_down"] += sum(map(messages.size_of, contents.values()))
-        waiting = dict(zip(self.grid.push_messages(sent), contents, strict=True))
-        answers: dict[int, RecordDict | Absent] = {}
-        began = time.monotonic()
-        while waiting and (waited := time.monotonic() - began) < timeout:
-            for number in list(waiting):
-                answer = self._pull(number)
-                if answer is not None:
-                    answers[waiting.pop(number)] = answer
-            time.sleep(bool(waiting) * min(max(POLL_SECONDS, waited / 20), 3.0))
-        self.bytes["bytes_up"] += sum(messages.size_of(a) for a in answers.values() if not isinstance(a, Absent))
-        return {**answers, **{node: Absent(f"late: no answer in {timeout:g} s") for node in waiting.values()}}
+        self._bytes["bytes_down"] += sum(map(messages.tensor_bytes, contents.values()))
+        pending = dict(zip(self.grid.push_messages(sent), contents, strict=True))
+        replies: dict[int, RecordDict | Dropped] = {}
+        start = time.monotonic()
+        while pending and (waited := time.monotonic() - start) < timeout:
+            for message_id in list(pending):
+                reply = self._pull_reply(message_id)
+                if reply is not None:
+                    replies[pending.pop(message_id)] = reply
+            time.sleep(bool(pending) * min(max(POLL_SECONDS, waited / 20), MAX_POLL_SECONDS, timeout))
+        self._bytes["bytes_up"] += sum(
+            messages.tensor_bytes(reply) for reply in replies.values() if not isinstance(reply, Dropped)
+        )
+        return {**replies, **{node: Dropped(f"late: no reply within {timeout:g} s") for node in pending.values()}}
 
-    def _pull(self, number: str) -> RecordDict | Absent | None:
-        """The answer to one message, if it is there; each alone, so that a broken one takes no other with it."""
+    def _pull_reply(self, message_id: str) -> RecordDict | Dropped | None:
+        """Return the reply to one message if it has arrived. Pulled alone, a malformed reply does not affect others."""
         try:
-            for reply in self.grid.pull_messages([number]):
-                return Absent(_one_line(reply.error.reason)) if reply.has_error() else reply.content
-        except (OSError, httpx.HTTPError, FlowerError):  # the connection to Flower's server, not what a site sent
+            for reply in self.grid.pull_messages([message_id]):
+                return Dropped(messages.one_line(reply.error.reason)) if reply.has_error() else reply.content
+        except CONNECTION_ERRORS:
             raise
-        except Exception as error:  # Flower reads what a site sent, and what bad bytes lead to has no common class
-            return Absent(f"broken: {type(error).__name__}: {_one_line(error)}")
+        except Exception as error:  # Flower parses the reply here; malformed bytes raise exceptions of many classes
+            return Dropped(f"malformed: {type(error).__name__}: {messages.one_line(error)}")
         return None
-
-
-def _described(answer: RecordDict | Absent) -> Description:
-    if isinstance(answer, Absent):
-        raise messages.Broken(answer.reason)
-    told = answer.get(messages.TOLD)
-    if not isinstance(told, ConfigRecord):
-        raise messages.Broken("does not describe itself")
-    described: Description = dict(told)
-    for name, least, most in ("site", 0, 2**31), ("examples", 1, 2**40), ("classes", 0, 2**24):
-        if type(described.get(name)) is not int or not least <= described[name] <= most:
-            raise messages.Broken(f"{_who(described)}{name} is {described.get(name)!r}, not from {least} to {most}")
-    for name, kind in ("shape", int), ("target_shape", int), ("moving", str):
-        value = described.get(name)
-        if not isinstance(value, list) or not all(type(part) is kind for part in value):
-            raise messages.Broken(f"{_who(described)}{name} is {_one_line(value)}")
-        if kind is int and (len(value) > 16 or min(value, default=1) < 1 or prod(value) > LARGEST):
-            raise messages.Broken(f"{_who(described)}{name} is {_one_line(value)}, not of 1 to {LARGEST} numbers")
-    if not isinstance(described.get("model"), str):
-        raise messages.Broken("does not say which model it has")
-    return {
-        name: described[name] for name in ("site", "examples", "classes", "shape", "target_shape", "moving", "model")
-    }
-
-
-def _who(described: Description) -> str:
-    return f"site {described['site']}: " if type(described.get("site")) is int else ""
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:300]

@@ -1,97 +1,251 @@
-"""The engines, and the rule that chooses one: by the task alone, never by a clock, so that equal specs agree."""
+"""The engines, and the rule that chooses one.
 
+`auto` chooses by the model, the algorithm and the device, never by measured time, so that equal specs choose equally.
+"""
+
+import logging
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import torch
 from torch import nn
 
-from keel.devices import cores
-from keel.engines.base import CPU, Absent, Engine, Problem, RoundWork
-from keel.engines.batched import has_hooks, is_chain
-from keel.engines.cluster import Cluster
+from keel import registry
+from keel.core.devices import cores
+from keel.core.engine import CPU, Dropped, Engine, RoundWork, Workload
+from keel.core.task import Task, per_example_cross_entropy
+from keel.core.torch_adapter import has_hooks
+from keel.engines.chain import is_chain
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
 from keel.engines.ray import Ray
+from keel.engines.ray_cluster import Cluster
 from keel.engines.serial import Serial
+from keel.engines.stacking import stacking_error
 from keel.errors import KeelError
 from keel.models.fourier import FourierConv2d
 from keel.models.resnet import Block
-from keel.task import Task, per_example_cross_entropy
+from keel.settings import call_imported
 
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+GROUP = "keel.engines"
+"""The entry-point group in which packages register engines."""
 FORKS = sys.platform == "linux"
-"""Whether processes can be forked with PyTorch in them."""
+"""Whether a process that has loaded PyTorch can be forked."""
 COHORT_PARAMETERS = 200_000
-"""Above this the arithmetic of one client fills a core and batching no longer pays."""
+"""Above this, one client's arithmetic keeps a core busy and batching clients no longer pays."""
 DEVICE_PARAMETERS = 5_000_000
-"""Above this the same holds for an accelerator."""
+"""The same for an accelerator."""
 PLAIN = {nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d}
 PLAIN |= {FourierConv2d, Block, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
-"""Layers that do the same whatever their values are."""
+"""Layers without control flow that depends on tensor values."""
 
 
-def make_engine(name: str, problem: Problem, workers: int, cluster: Cluster | None = None) -> Engine:
-    """The engine of that name, with so many workers if it has any: on a cluster, its actors."""
-    chosen = choose(name, problem.task, problem.device)
-    if problem.compile and chosen != "cohort":
+@dataclass(frozen=True)
+class EngineKind:
+    """What is known of an engine by its name alone, before one is built and after its run has ended."""
+
+    make: Callable[[Workload, int], Engine]
+    group: int = 1
+    """The largest number of clients that are trained as one batched program."""
+    bit_identical: bool = False
+    """Whether results equal those of `serial` to the bit."""
+    parallel: bool = False
+    """Whether the groups of a cohort are distributed over the workers."""
+    on_cluster: bool = False
+    """Whether it can run on a Ray cluster, with `engine.address` and `engine.gpus`."""
+    cluster_only: bool = False
+    """Whether it always runs on a Ray cluster."""
+    remote: bool = False
+    """Whether clients are on other machines. A spec cannot name such an engine."""
+
+    def processes(self, workers: int, cohort: int) -> int:
+        """Return how many processes train concurrently."""
+        return max(1, min(workers, ceil(cohort / self.group))) if self.parallel else 1
+
+
+def make_engine(name: str, workload: Workload, workers: int, cluster: Cluster | None = None) -> Engine:
+    """Build the engine `name` with so many workers; on a cluster, so many actors.
+
+    Raises:
+        KeelError: There is no such engine, or it cannot run this workload.
+    """
+    chosen = choose(name, workload.task, workload.device)
+    error = _batching_error(workload) if chosen == Cohort.name else None
+    if error is not None:
+        if name != AUTO:
+            raise KeelError(f"engine.name = 'cohort' cannot batch this algorithm: {error}; use 'pool' or 'serial'")
+        chosen = _client_by_client(workload.device)
+    if workload.compile and chosen != Cohort.name:
+        raise KeelError(f"engine.compile requires engine.name = 'cohort' (got {chosen!r})")
+    if cluster is None:
+        engine = _make_named(chosen, workload, workers)
+    else:
+        engine = _make_ray(chosen, workload, workers, cluster)
+    if error is not None:
+        log.warning("%s; training one client at a time with the engine %r", error, engine.name)
+    return engine
+
+
+def _make_named(name: str, workload: Workload, workers: int) -> Engine:
+    kind = engine_kind(name)
+    if name in ENGINES:
+        return kind.make(workload, workers)
+    engine = make_user_engine(name, kind.make, workload, workers)
+    engine.name = name  # a resumed run finds it by this name
+    return engine
+
+
+def make_user_engine(name: str, factory: Callable[[Workload, int], Engine], workload: Workload, workers: int) -> Engine:
+    """Build the engine of a user's factory.
+
+    Raises:
+        KeelError: The factory fails, or does not return an engine.
+    """
+    if not callable(factory):
+        raise KeelError(f"engine must be a function of a workload and a number of workers (got {factory!r})")
+    engine: Engine = call_imported("engine.name", name, factory, workload, workers)
+    members = [member for member in (*Engine.__annotations__, *vars(Engine)) if not member.startswith("_")]
+    if missing := sorted({member for member in members if not hasattr(engine, member)} - {"name"}):
         raise KeelError(
-            f"engine.compile: is of the engine 'cohort', not of {chosen!r}; accepted: engine.name = 'cohort'"
+            f"engine.name: {name!r} must return a keel.core.engine.Engine (got {type(engine).__name__} without "
+            f"{', '.join(missing)})"
         )
-    if cluster is not None:
-        here = replace(problem, device=CPU)  # of the driver, which need not have what its actors have
-        return Ray(Cohort(here) if chosen == "cohort" else Serial(here), problem, workers, cluster)
-    match chosen:
-        case "cohort":
-            shared = FORKS and workers > 1 and problem.device == CPU
-            return Pool(Cohort(problem), workers) if shared else Cohort(problem)
-        case "pool":
-            if problem.device != CPU:
-                raise KeelError(
-                    f"engine.name: 'pool' is of processor cores, but engine.device is {str(problem.device)!r}; "
-                    "accepted: 'serial', 'cohort'"
-                )
-            if not FORKS:
-                raise KeelError("engine.name: 'pool' needs Linux, where processes fork; accepted: 'serial', 'cohort'")
-            return Pool(Serial(problem), workers) if workers > 1 else Serial(problem)  # which has the same bits
-        case _:
-            return Serial(problem)
+    return engine
 
 
-def at_once(engine: str, workers: int, cohort: int) -> int:
-    """How many processes train at a time, of a cohort of so many clients."""
-    groups = {"serial": 1, "pool": cohort, "ray": cohort}.get(engine, ceil(cohort / Cohort.group))
-    return max(1, min(workers, groups))
+def _make_ray(name: str, workload: Workload, workers: int, cluster: Cluster) -> Engine:
+    if name not in ENGINES:
+        raise KeelError(f"engine.address requires engine.name = 'ray', 'cohort' or 'auto' (got {name!r})")
+    driver = replace(workload, device=CPU)  # the driver may lack the device that its actors have
+    return Ray(Cohort(driver) if name == Cohort.name else Serial(driver), workload, workers, cluster)
 
 
 def choose(name: str, task: Task, device: torch.device = CPU) -> str:
-    """`name`, or for "auto": cohort for small models of plain layers, for the rest pool (serial where none can be).
+    """Return `name`, or for "auto" the engine that suits the model and the device.
 
-    On an accelerator one small model cannot fill the device: there cohort is also for plain convolution nets. A
-    forward pass, a hook or a loss of the user's own may branch on its values, which a batched program cannot: there
-    cohort has to be asked for by name.
+    That is `cohort` for small models of plain layers, otherwise `pool`, or `serial` where processes cannot be forked.
+    An accelerator is not filled by one small model, so `cohort` also runs plain convolutional networks there. A forward
+    pass, a hook or a loss of the user's may branch on tensor values, which a batched program cannot: for those,
+    `cohort` has to be named in the spec.
     """
-    if name != "auto":
+    if name != AUTO:
         return name
     parameters = sum(p.numel() for p in task.module.parameters())
-    known_loss = task.loss is per_example_cross_entropy
+    default_loss = task.loss is per_example_cross_entropy
     if device != CPU:
-        known_parts = all(type(part) in PLAIN for part in task.module.modules())
-        plain = known_parts and not has_hooks(task.module) and not task.moving
-        return "cohort" if known_loss and plain and parameters <= DEVICE_PARAMETERS else "serial"
-    if known_loss and parameters <= COHORT_PARAMETERS and is_chain(task.module):
+        plain_layers = all(type(layer) in PLAIN for layer in task.module.modules())
+        plain = plain_layers and not has_hooks(task.module) and not task.moving
+        return "cohort" if default_loss and plain and parameters <= DEVICE_PARAMETERS else "serial"
+    if default_loss and parameters <= COHORT_PARAMETERS and is_chain(task.module):
         return "cohort"
-    return "pool" if FORKS else "serial"
+    return _client_by_client(device)
+
+
+def _client_by_client(device: torch.device) -> str:
+    return "pool" if FORKS and device == CPU else "serial"
+
+
+def _batching_error(workload: Workload) -> str | None:
+    """Return why the algorithm cannot run on stacked clients; None if it can."""
+    parameters = sum(p.numel() for p in workload.task.module.parameters() if p.requires_grad)
+    return stacking_error(workload.local.algorithm, parameters, workload.local.seed)
+
+
+def _make_serial(workload: Workload, workers: int) -> Engine:
+    """Build `serial`. It is also what `ray` is without a cluster, for a run that is itself in a Ray worker."""
+    return Serial(workload)
+
+
+def _make_cohort(workload: Workload, workers: int) -> Engine:
+    engine = Cohort(workload)
+    return Pool(engine, workers) if FORKS and workers > 1 and workload.device == CPU else engine
+
+
+def _make_pool(workload: Workload, workers: int) -> Engine:
+    if workload.device != CPU:
+        raise KeelError(
+            f"engine.name = 'pool' requires engine.device = 'cpu' (got {str(workload.device)!r}); "
+            "use 'serial' or 'cohort'"
+        )
+    if not FORKS:
+        raise KeelError("engine.name = 'pool' requires Linux, where processes fork; use 'serial' or 'cohort'")
+    return Pool(Serial(workload), workers) if workers > 1 else Serial(workload)
+
+
+def _not_in_a_spec(workload: Workload, workers: int) -> Engine:
+    raise KeelError("engine.name = 'flower' cannot be set in a spec; start a federation with flwr run")
+
+
+ENGINES = {
+    "serial": EngineKind(_make_serial, bit_identical=Serial.bit_identical),
+    "cohort": EngineKind(_make_cohort, Cohort.group, Cohort.bit_identical, parallel=True, on_cluster=True),
+    "pool": EngineKind(_make_pool, bit_identical=Serial.bit_identical, parallel=True),
+    "ray": EngineKind(
+        _make_serial, bit_identical=Serial.bit_identical, parallel=True, on_cluster=True, cluster_only=True
+    ),
+}
+"""The engines that a spec can name, besides "auto"."""
+FLOWER = "flower"
+RECORDED = {**ENGINES, FLOWER: EngineKind(_not_in_a_spec, remote=True)}
+"""The engines that the record of a run can name: those of a spec, and the federation of `keel.deploy`."""
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Return what is known of an engine by its name: built in, an entry point or "module:factory".
+
+    Raises:
+        KeelError: There is no such engine.
+    """
+    if name in RECORDED:
+        return RECORDED[name]
+    factory: Any = registry.find("engine.name", name, {AUTO: None, **ENGINES}, GROUP)
+    if not callable(factory):
+        raise KeelError(f"engine.name: {name!r} must be a function (workload, workers) -> Engine (got {factory!r})")
+    attributes = {name: getattr(factory, name, None) for name in ("group", "bit_identical", "parallel")}
+    declared: dict[str, Any] = {name: value for name, value in attributes.items() if isinstance(value, int)}
+    return EngineKind(factory, **declared)
+
+
+def bit_identical(name: str) -> bool:
+    """Return whether the engine `name` gives the bits of `serial`; False for "auto", which is not chosen yet.
+
+    Raises:
+        KeelError: There is no such engine.
+    """
+    return name != AUTO and engine_kind(name).bit_identical
+
+
+def cluster_engine(name: str) -> str:
+    """Return the engine that gives the results of the engine `name` on a Ray cluster.
+
+    Raises:
+        KeelError: There is none.
+    """
+    kind = engine_kind(name)
+    if not (kind.on_cluster or kind.bit_identical):
+        raise KeelError(f"engine.address is not supported for a run of the engine {name!r}; leave the address out")
+    return name if kind.on_cluster else "ray"
 
 
 __all__ = [
-    "Absent",
+    "ENGINES",
     "Cluster",
+    "Dropped",
     "Engine",
-    "Problem",
+    "EngineKind",
     "RoundWork",
-    "at_once",
+    "Workload",
+    "bit_identical",
     "choose",
+    "cluster_engine",
     "cores",
+    "engine_kind",
     "make_engine",
+    "make_user_engine",
 ]

@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what it has."""
+"""Settings of glibc's memory allocator."""
 
 import ctypes
 import sys
@@ -7,10 +7,10 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def tune() -> None:
-    """Large tensors come from memory that was used before, instead of fresh pages that fault in at every step.
+    """Make glibc reuse the memory of large tensors, instead of mapping fresh pages that fault in at every step.
 
-    For worker processes of our own: it holds for the whole process and cannot be undone. Elsewhere than with glibc
-    nothing happens.
+    For worker processes that Keel started: the setting affects the whole process and cannot be undone. Other C
+    libraries are left as they are.
     """
     if sys.platform == "linux":
         library = ctypes.CDLL(None)

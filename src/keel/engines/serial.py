@@ -1,31 +1,36 @@
-"""One client after the other in this process: the reference for bits."""
+"""The engine `serial`: one client after the other in this process. Its bits are the reference for the other engines."""
 
 from collections.abc import Iterator
 
 from torch import Tensor
 
 from keel.algorithms.base import Message
-from keel.client import ClientResult, moved, probe_client, train_client
-from keel.engines.base import CPU, InProcess, RoundWork
+from keel.core.client import ClientResult, probe_client, to_device, train_client
+from keel.core.engine import CPU, InProcess, RoundWork
 
 
 class Serial(InProcess):
+    """Trains one client after the other."""
+
     name = "serial"
+    bit_identical = True
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
-        received = moved(work.received, self.device)
+        received = to_device(work.received, self.device)
         for client, buffers in zip(work.cohort.tolist(), work.buffers, strict=True):
-            held = self.data.held(client)
-            message = probe_client(self.recipe, self.model, client, held, received, work.ctx, self._here(buffers))
-            yield moved(message, CPU)
+            examples = self.data.client_examples(client)
+            message = probe_client(
+                self.local, self.model, client, examples, received, work.ctx, self._on_device(buffers)
+            )
+            yield to_device(message, CPU)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
-        received = moved(work.received, self.device)
-        for client, memory, buffers in zip(work.cohort.tolist(), work.memories, work.buffers, strict=True):
-            held, known = self.data.held(client), moved(memory, self.device)
+        received = to_device(work.received, self.device)
+        for client, state, buffers in zip(work.cohort.tolist(), work.client_states, work.buffers, strict=True):
+            examples, state = self.data.client_examples(client), to_device(state, self.device)
             yield train_client(
-                self.recipe, self.model, client, held, received, known, work.ctx, self._here(buffers)
+                self.local, self.model, client, examples, received, state, work.ctx, self._on_device(buffers)
             ).to(CPU)
 
-    def _here(self, buffers: Tensor | None) -> Tensor | None:
+    def _on_device(self, buffers: Tensor | None) -> Tensor | None:
         return None if buffers is None else buffers.to(self.device)

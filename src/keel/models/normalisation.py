@@ -1,4 +1,4 @@
-"""Group normalisation in place of batch normalisation, whose running statistics cannot be federated as weights are."""
+"""Replace batch normalisation by group normalisation, which has no running statistics to share between clients."""
 
 from copy import deepcopy
 
@@ -9,11 +9,11 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def group_norm(module: nn.Module) -> nn.Module:
-    """A copy with nn.GroupNorm of two groups (one where the channels are odd) for each batch normalisation."""
+    """Return a copy with nn.GroupNorm in place of each batch normalisation: two groups, one if the channels are odd."""
     copy = deepcopy(module)
     if isinstance(copy, BATCH_NORMS):
         return _grouped(copy)
-    replaced: dict[nn.Module, nn.GroupNorm] = {}  # a layer used in two places stays one layer
+    replaced: dict[nn.Module, nn.GroupNorm] = {}  # a layer that is used twice stays one layer
     for name, part in list(copy.named_modules(remove_duplicate=False)):
         if isinstance(part, BATCH_NORMS):
             if part not in replaced:

@@ -1,16 +1,19 @@
-"""What a model asks of the shape of an input, said in the user's words."""
+"""Checks of the input shape that a model requires."""
 
 from keel.errors import KeelError
 
 
 def image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape as (channels, height, width)."""
+    """Return the shape as (channels, height, width)."""
     if len(shape) != 3:
-        raise KeelError(f"model: {model} needs images of (channels, height, width), not inputs of shape {shape}")
+        raise KeelError(
+            f"model.name = {model!r} requires images of shape (channels, height, width) (got inputs of shape {shape})"
+        )
     channels, height, width = shape
     return channels, height, width
 
 
-def expect_sequence(model: str, shape: tuple[int, ...]) -> None:
+def check_sequence(model: str, shape: tuple[int, ...]) -> None:
+    """Raise a KeelError if the inputs are not sequences of tokens."""
     if len(shape) != 1:
-        raise KeelError(f"model: {model} needs sequences of tokens, not inputs of shape {shape}")
+        raise KeelError(f"model.name = {model!r} requires sequences of tokens (got inputs of shape {shape})")

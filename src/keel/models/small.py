@@ -1,4 +1,4 @@
-"""Linear and multi-layer perceptron models, for small work."""
+"""A linear model and a multi-layer perceptron."""
 
 from itertools import pairwise
 from math import prod
@@ -16,7 +16,7 @@ def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, *, hidden: list[Width] | None = None) -> nn.Module:
-    """Fully connected layers with ReLU between them; by default one hidden layer of 64."""
+    """Multi-layer perceptron with ReLU; by default one hidden layer of 64 units."""
     widths = [prod(input_shape), *([64] if hidden is None else hidden)]
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(widths):

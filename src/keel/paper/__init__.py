@@ -1,1 +1,1 @@
-"""A recipe for every table and figure of the paper, what runs it and what renders it."""
+"""Recipes for the tables and figures of the paper, the code that runs them and the code that renders them."""

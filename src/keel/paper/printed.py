@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, as kept in printed.toml."""
+"""The numbers that the paper prints, read from printed.toml."""
 
 import tomllib
 from functools import cache
@@ -7,10 +7,11 @@ from typing import Any
 
 
 @cache
-def tables() -> dict[str, Any]:
+def printed_tables() -> dict[str, Any]:
+    """Return the content of printed.toml."""
     return tomllib.loads(files(__package__).joinpath("printed.toml").read_text(encoding="utf-8"))
 
 
-def printed(table: str, column: str | None, method: str) -> Any:
-    """What a table has in that column for a method; None where it has nothing."""
-    return tables()[table].get(column, {}).get(method)
+def printed_value(table: str, column: str | None, method: str) -> Any:
+    """Return what the paper prints for a method in a column of a table, or None if it prints nothing."""
+    return printed_tables()[table].get(column, {}).get(method)

@@ -1,4 +1,4 @@
-"""The recipes: every table and figure by name, and at each scale its parts, as kept in recipes.toml. Runs nothing."""
+"""Recipes of the paper's tables and figures, read from recipes.toml. Nothing here runs or reads a run."""
 
 import json
 import tomllib
@@ -10,17 +10,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from keel.errors import KeelError, unknown
-from keel.runs.comparing import jobs_of
-from keel.runs.search import Plan, Point, make_plan
-from keel.runs.spec import Spec, merge, override, put
+from keel.config.overrides import merge, override, put
+from keel.config.schema import Spec
+from keel.errors import KeelError, unknown_name
+from keel.runs.compare import jobs_of
+from keel.runs.search_space import Plan, Point, make_plan
 
 Scale = Literal["paper", "desktop", "smoke"]
-SEARCH_SEEDS = [100, 101]
-"""Apart from those that are reported, which begin at 0."""
-SHARED = ("seconds", "tuned", "guessed", "methods", "settings")
-"""Tables of recipes.toml that are no table or figure of the paper."""
 SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
+SEARCH_SEEDS = [100, 101]
+"""Seeds of the searches. Reported runs have other seeds, which count from 0."""
+SHARED_TABLES = ("seconds", "tuned", "guessed", "methods", "settings")
+"""Tables of recipes.toml that are not recipes."""
 
 
 class _Table(BaseModel):
@@ -28,81 +29,85 @@ class _Table(BaseModel):
 
 
 class Part(_Table):
-    """A column of a table or a panel of a figure: methods that are compared in one setting, over fields or not.
+    """A column of a table or a panel of a figure: methods compared in one setting.
 
-    A method is its name, with fields of its own behind it: "ghbm algorithm.tau=5". With a `grid` (of grids.toml) each
-    method's own fields are first searched, on held-out examples, in the setting as it stands.
+    A method is an algorithm's name, optionally followed by overrides: "ghbm algorithm.tau=5". If the part has a
+    `grid` (a name in grids.toml), the hyper-parameters of each method are searched first, on held-out examples.
     """
 
     title: str
     printed: str | None = None
-    """Where the paper's numbers for it are in printed.toml."""
+    """The key of the paper's numbers in printed.toml."""
     spec: dict[str, Any] = {}
     methods: list[str] = []
     seeds: Annotated[int, Field(ge=1)] = 1
     over: dict[str, list[Any]] = {}
+    """Fields with the values for which every method is run."""
     grid: str | None = None
     search: dict[str, Any] = {}
-    """The setting of the search, where it is another than that of the runs."""
+    """The setting of the search, if it differs from that of the runs."""
     search_rounds: Annotated[int, Field(ge=1)] | None = None
-    """Of the search, where they are fewer."""
+    """The rounds of the search, if they differ from those of the runs."""
     tuned: str = ""
-    """How fields were chosen that are neither searched nor the defaults of the data set."""
+    """How the hyper-parameters were chosen, if neither by a search nor as the defaults of the data set."""
 
     def plan(self, method: str) -> Plan | None:
-        """The search for a method's fields, if it has one."""
+        """Return the search for a method's hyper-parameters, or None if the part has no grid."""
         if self.grid is None:
             return None
-        name, own = _read(method)
-        fewer = {} if self.search_rounds is None else {"rounds": self.search_rounds}
-        table = override(merge(self.search or self.spec, fewer, {"algorithm": {"name": name}}), own)
+        name, overrides = _parse_method(method)
+        rounds = {} if self.search_rounds is None else {"rounds": self.search_rounds}
+        table = override(merge(self.search or self.spec, rounds, {"algorithm": {"name": name}}), overrides)
         search = {"grid": self.grid, "seeds": SEARCH_SEEDS}
-        return make_plan({**table, "search": search}, fixed=[field.partition("=")[0] for field in own])
+        return make_plan({**table, "search": search}, fixed=[field.partition("=")[0] for field in overrides])
 
     def specs(self, method: str, seeds: int | None = None, point: Point | None = None) -> list[Spec]:
-        """A method's runs: every combination of values from every seed, with the fields that were found for it."""
-        name, own = _read(method)
+        """Return the specs of a method's runs: every combination of the values in `over`, for every seed.
+
+        `point` has the hyper-parameters that a search chose.
+        """
+        name, overrides = _parse_method(method)
         table = merge(self.spec)
         for field, value in (point or {}).items():
             put(table, field, value)
-        table = override(table, own)
+        table = override(table, overrides)
         over = [f"{field}={','.join(map(json.dumps, values))}" for field, values in self.over.items()]
         return [job.spec for job in jobs_of(table, [name], seeds or self.seeds, over, Path())]
 
     def how_tuned(self) -> str:
-        """In a sentence or two, how its methods' fields were chosen: grid, criterion, seeds and setting."""
+        """Return one or two sentences on how the hyper-parameters were chosen: grid, criterion, seeds and setting."""
         if self.tuned or self.grid is None:
             return self.tuned or _read_recipes()["tuned"][self.spec.get("data", {}).get("name", "digits")]
         seeds = " and ".join(map(str, SEARCH_SEEDS))
-        rounds = "" if self.search_rounds is None else f", in runs of {self.search_rounds} rounds"
-        found = f"Each method at its best of the grid {self.grid!r}, by the accuracy over the last rounds on held-out "
-        found += f"examples{rounds} from seeds {seeds}, which are not reported."
+        rounds = "" if self.search_rounds is None else f" of {self.search_rounds}-round runs"
+        text = f"Each method at the best point of the grid '{self.grid}', by the final accuracy{rounds} on held-out "
+        text += f"examples with seeds {seeds}, which are not reported."
         if self.search:
-            return f"{found} They were searched in the non-IID setting, not anew here."
-        return f"{found} They were searched at the first of the values, not anew for each." if self.over else found
+            return f"{text} The search used the non-IID setting and was not repeated here."
+        return f"{text} The search used the first value and was not repeated for the others." if self.over else text
 
     def guesses(self, spec: Spec) -> bool:
-        """Whether the paper leaves hyper-parameters of this run open, so that they are Keel's guess."""
+        """Return whether Keel guesses hyper-parameters of this run because the paper does not give them."""
         return self.grid is None and spec.algorithm.name in _read_recipes()["guessed"].get(spec.data.name, [])
 
 
-class Item(_Table):
-    """A table or a figure."""
+class Recipe(_Table):
+    """A table or a figure, with its parts at each scale."""
 
     name: str
     kind: Literal["table", "figure"]
     number: str
-    """What the paper calls it; empty for what Keel adds."""
+    """The paper's number, as in "Table 2"; empty for what the paper does not contain."""
     label: str = ""
-    """Its label in the paper's source."""
+    """The label in the paper's source."""
     title: str
     shows: str
     view: str
-    """How it is made of its parts: a function of views.py."""
+    """How the parts are rendered: a key of SHEETS and PANELS, or of COMPUTED."""
     against: str = ""
-    """The field on the x-axis of such a figure."""
+    """The field on the x-axis, if the view is "against"."""
     finds: str = ""
-    """What the paper says it shows, where it is a picture without numbers."""
+    """The paper's conclusion, for a figure without printed numbers."""
     paper: list[Part] = []
     desktop: list[Part] = []
     smoke: list[Part] = []
@@ -112,22 +117,47 @@ class Item(_Table):
 
 
 @cache
-def items() -> dict[str, Item]:
-    """All of them, in the paper's order."""
-    table = _read_recipes()
-    named = {name: item for name, item in table.items() if name not in SHARED}
-    expanded = {name: _expanded(item, table["methods"], table["settings"]) for name, item in named.items()}
-    return {name: Item(name=name, **item) for name, item in expanded.items()}
+def all_recipes() -> dict[str, Recipe]:
+    """Return the recipes by name, in the order of the paper."""
+    tables = _read_recipes()
+    expanded = {
+        name: _expand(table, tables["methods"], tables["settings"])
+        for name, table in tables.items()
+        if name not in SHARED_TABLES
+    }
+    return {name: Recipe(name=name, **table) for name, table in expanded.items()}
 
 
-def seconds_of(spec: Spec) -> float | None:
-    """What a run takes on two cores of a desktop, roughly; None where nobody has measured."""
-    known = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
-    if known is None:
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe with that name, or with that number in the paper."""
+    recipes = all_recipes()
+    numbers = {recipe.number.lower(): recipe for recipe in recipes.values() if recipe.number}
+    if name not in recipes and name.lower() not in numbers:
+        raise unknown_name("paper", name, recipes)
+    return recipes.get(name) or numbers[name.lower()]
+
+
+def check_scale(recipe: Recipe, scale: Scale) -> None:
+    """Raise KeelError if the recipe is not in the paper and the scale is the paper's."""
+    if recipe.number == "" and scale == "paper":
+        raise KeelError(f"{recipe.name} is not in the paper; use --scale desktop or --scale smoke (got --scale paper)")
+
+
+def rough_seconds(spec: Spec) -> float | None:
+    """Return the approximate wall-clock time of a run on two cores, or None if it has not been measured."""
+    seconds = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
+    if seconds is None:
         return None
-    if spec.algorithm.name == "centralized":  # a round is an epoch over all data, on one of the cores
-        known *= 2 / spec.participation.rate
-    return spec.rounds * known
+    if spec.algorithm.name == "centralized":  # a round is an epoch over all data, on one of the two cores
+        seconds *= 2 / spec.participation.rate
+    return spec.rounds * seconds
+
+
+@cache
+def printed_title(printed: str) -> str:
+    """Return the title of the paper's setting whose numbers have this key in printed.toml."""
+    titles = (setting["title"] for setting in _read_recipes()["settings"].values() if setting.get("printed") == printed)
+    return next(titles, printed)
 
 
 @cache
@@ -135,43 +165,22 @@ def _read_recipes() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
 
 
-def find(name: str) -> Item:
-    """The item of that name, or of that number in the paper."""
-    numbers = {item.number.lower(): item for item in items().values() if item.number}
-    if name not in items() and name.lower() not in numbers:
-        raise unknown("paper", name, items())
-    return items().get(name) or numbers[name.lower()]
-
-
-@cache
-def printed_title(printed: str) -> str:
-    """What a setting of the paper's is called, by where its numbers are in printed.toml."""
-    titles = (setting["title"] for setting in _read_recipes()["settings"].values() if setting.get("printed") == printed)
-    return next(titles, printed)
-
-
-def check_scale(item: Item, scale: Scale) -> None:
-    """Whether it has a recipe at that scale: what Keel adds to the paper has none at the paper's."""
-    if item.number == "" and scale == "paper":
-        raise KeelError(f"--scale: {item.name} is not in the paper; accepted: desktop, smoke")
-
-
-def _expanded(item: dict[str, Any], groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The item with the groups of methods and the settings that it names written out."""
-    result = dict(item)
+def _expand(recipe: dict[str, Any], groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe with the groups of methods and the settings that it names written out."""
+    result = dict(recipe)
     for scale in SCALES:
         result[scale] = []
-        for part in item.get(scale, []):
+        for part in recipe.get(scale, []):
             setting = settings[part["setting"]] if "setting" in part else {}
-            own = {k: v for k, v in part.items() if k != "setting"}
-            whole = {**setting, **own, "spec": merge(setting.get("spec", {}), part.get("spec", {}))}
-            if isinstance(whole.get("methods"), str):
-                whole["methods"] = groups[whole["methods"]]
-            result[scale].append(whole)
+            overrides = {k: v for k, v in part.items() if k != "setting"}
+            table = {**setting, **overrides, "spec": merge(setting.get("spec", {}), part.get("spec", {}))}
+            if isinstance(table.get("methods"), str):
+                table["methods"] = groups[table["methods"]]
+            result[scale].append(table)
     return result
 
 
-def _read(method: str) -> tuple[str, list[str]]:
-    """A method's name and its own fields."""
-    name, *own = method.split()
-    return name, own
+def _parse_method(method: str) -> tuple[str, list[str]]:
+    """Return an algorithm's name and the overrides after it."""
+    name, *overrides = method.split()
+    return name, overrides

@@ -1,7 +1,4 @@
-"""What the runs of a recipe gave, as text and numbers to keep: all that a rendering needs, and where it is from.
-
-Read from run folders. Runs nothing.
-"""
+"""The result of a recipe: the numbers of its finished runs with their provenance, as result.json stores them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,83 +7,68 @@ from typing import Any
 
 import numpy as np
 
+from keel.config.overrides import flatten
+from keel.config.schema import Spec
 from keel.errors import KeelError
-from keel.paper.printed import printed
-from keel.paper.recipes import Item, Part, Scale
-from keel.paper.references import MAKERS
-from keel.paper.running import Shelf, fields_of, wanted
-from keel.reporting.comparison import Comparison, Method, compare
+from keel.paper.computed import COMPUTED
+from keel.paper.execution import plan_runs
+from keel.paper.printed import printed_value
+from keel.paper.recipes import Part, Recipe, Scale
+from keel.paper.run_index import RunIndex, spec_fields
+from keel.report.comparison import compare
+from keel.report.method import Method
 from keel.runs.folder import RunFolder
-from keel.runs.search import Point
-from keel.runs.spec import Spec, flatten
+from keel.runs.search_space import Point
 
 Result = dict[str, Any]
-"""A table or figure with its numbers: what result.json holds."""
+"""The content of result.json: a table or figure with its numbers."""
 Row = dict[str, Any]
 
-POINTS = 60
-"""Points of a curve that are kept."""
-SURROUNDINGS = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
+CURVE_POINTS = 60
+"""The number of points to which a curve is thinned."""
+ENVIRONMENT = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
+"""The fields of environment.json that a result keeps."""
 
 
-def make(item: Item, scale: Scale, shelf: Shelf, seeds: int | None = None) -> Result:
-    """The item with its numbers: of its parts what has ended of their runs (a row without one says so), or what
-    needs no run.
-    """
-    if item.view in MAKERS:
-        made = MAKERS[item.view](item, scale)
+def make_result(recipe: Recipe, scale: Scale, index: RunIndex, seeds: int | None = None) -> Result:
+    """Return the recipe with the numbers of its finished runs; the row of a method without one says so."""
+    if recipe.view in COMPUTED:
+        content = COMPUTED[recipe.view](recipe, scale)
     else:
-        made = {"parts": [_part(item, part, shelf, seeds) for part in item.parts(scale)]}
+        content = {"parts": [_part(recipe, part, index, seeds) for part in recipe.parts(scale)]}
     return {
-        "name": item.name,
-        "number": item.number,
-        "title": item.title,
-        "kind": item.kind,
-        "view": item.view,
-        "against": item.against,
-        "finds": item.finds,
+        "name": recipe.name,
+        "number": recipe.number,
+        "title": recipe.title,
+        "kind": recipe.kind,
+        "view": recipe.view,
+        "against": recipe.against,
+        "finds": recipe.finds,
         "scale": scale,
-        "command": f"keel paper run {item.name} --scale {scale}" + ("" if seeds is None else f" --seeds {seeds}"),
-        **made,
+        "command": f"keel paper run {recipe.name} --scale {scale}" + ("" if seeds is None else f" --seeds {seeds}"),
+        **content,
     }
 
 
-def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
-    asked = wanted(part, shelf, seeds)
+def _part(recipe: Recipe, part: Part, index: RunIndex, seeds: int | None) -> Row:
+    planned = plan_runs(part, index, seeds)
     groups: dict[tuple[str, tuple[Any, ...]], list[Spec]] = {}
-    for method, specs in asked.specs.items():
+    for method, specs in planned.specs.items():
         for spec in specs:
             groups.setdefault((method, _values(part, spec)), []).append(spec)
-    ended = {key: _ended(specs, shelf) for key, specs in groups.items()}
-    folders = [folder for some in ended.values() for folder in some]
-    comparison = compare(folders) if folders else None
-    numbers = _numbers(comparison)
-    rows = []
-    for (method, values), specs in groups.items():
-        there = ended[method, values]
-        label = _label(method, specs[0])
-        found = _one(label, there, numbers) if there else None
-        row: Row = {
-            "method": method,
-            "label": label,
-            "values": dict(zip(part.over, values, strict=True)),
-            "runs": len(there),
-            "wanted": len(specs),
-            "printed": printed("accuracy", part.printed, specs[0].algorithm.name),
-            "printed_cost": printed("cost", part.printed, specs[0].algorithm.name),
-            **({"guessed": True} if part.guesses(specs[0]) else {}),
-            **(_searched(part, method, asked.points[method]) if method in asked.points else {}),
-            **({} if found is None else {name: told for name, told in found[1].items() if name != "label"}),
-        }
-        if found is not None and item.kind == "figure":
-            row["curve"] = _curve(found[0])
-        if found is not None and specs[0].evaluation.deviation:
-            row["deviation"] = _deviation(there)
-        rows.append(row)
-    common, own = _settings(specs[0] for specs in groups.values())
-    for row, settings in zip(rows, own, strict=True):
+    finished = {key: index.finished(specs) for key, specs in groups.items()}
+    folders = [folder for group in finished.values() for folder in group]
+    compared = _compare(folders)
+    rows = [
+        _row(recipe, part, method, values, specs, finished[method, values], compared, planned.points.get(method))
+        for (method, values), specs in groups.items()
+    ]
+    common, differing = _split_settings(specs[0] for specs in groups.values())
+    for row, settings in zip(rows, differing, strict=True):
         row["settings"] = settings
-    environments = {repr(e): e for e in (_surroundings(folder) for folder in folders)}
+    environments = [
+        {name: value for name, value in folder.environment.items() if name in ENVIRONMENT} for folder in folders
+    ]
     return {
         "title": part.title,
         "printed": part.printed,
@@ -95,87 +77,113 @@ def _part(item: Item, part: Part, shelf: Shelf, seeds: int | None) -> Row:
         "grid": part.grid,
         "tuned": part.how_tuned(),
         "spec": common,
-        "environments": list(environments.values()),
+        "environments": list({repr(environment): environment for environment in environments}.values()),
         "rows": rows,
     }
 
 
-def _ended(specs: list[Spec], shelf: Shelf) -> list[RunFolder]:
-    found = (shelf.find(spec) for spec in specs)
-    return [folder for folder in found if folder is not None and folder.ended]
+def _row(
+    recipe: Recipe,
+    part: Part,
+    method: str,
+    values: tuple[Any, ...],
+    specs: list[Spec],
+    folders: list[RunFolder],
+    compared: dict[Path, tuple[Method, Row]],
+    point: Point | None,
+) -> Row:
+    """Return the row of a method at one combination of values, from its finished runs."""
+    spec, label = specs[0], _label(method, specs[0])
+    row: Row = {
+        "method": method,
+        "label": label,
+        "values": dict(zip(part.over, values, strict=True)),
+        "runs": len(folders),
+        "wanted": len(specs),
+        "printed": printed_value("accuracy", part.printed, spec.algorithm.name),
+        "printed_cost": printed_value("cost", part.printed, spec.algorithm.name),
+        **({"guessed": True} if part.guesses(spec) else {}),
+        **({} if point is None else _chosen(part, method, point)),
+    }
+    if folders:
+        runs, numbers = _one_method(label, folders, compared)
+        row |= {name: value for name, value in numbers.items() if name != "label"}
+        if recipe.kind == "figure":
+            row["curve"] = _curve(runs)
+        if spec.evaluation.deviation:
+            row["deviation"] = _deviation(folders)
+    return row
 
 
-def _numbers(comparison: Comparison | None) -> dict[Path, tuple[Method, Row]]:
-    """The rows of a comparison by the folders of their runs."""
-    if comparison is None:
+def _compare(folders: list[RunFolder]) -> dict[Path, tuple[Method, Row]]:
+    """Return the method and the row of the comparison to which each folder belongs."""
+    if not folders:
         return {}
+    comparison = compare(folders)
     pairs = zip(comparison.methods, comparison.rows(), strict=True)
     return {folder.path: (method, row) for method, row in pairs for folder in method.folders}
 
 
-def _one(label: str, there: list[RunFolder], numbers: dict[Path, tuple[Method, Row]]) -> tuple[Method, Row]:
-    """The row that these runs make together; refused where they are not of one task, as after data were changed."""
-    found = [numbers[folder.path] for folder in there]
-    if len({id(method) for method, _ in found}) > 1:
-        folders = ", ".join(str(folder.path) for folder in there)
-        accepted = "runs of the same data, model and loss (move those of the other data away)"
-        raise KeelError(f"--out: the seeds of {label} are not of one task: {folders}; accepted: {accepted}")
-    return found[0]
+def _one_method(label: str, folders: list[RunFolder], compared: dict[Path, tuple[Method, Row]]) -> tuple[Method, Row]:
+    """Return the row that these runs form; raise if their tasks differ, as after a change of the data files."""
+    rows = [compared[folder.path] for folder in folders]
+    if len({id(method) for method, _ in rows}) > 1:
+        paths = ", ".join(str(folder.path) for folder in folders)
+        raise KeelError(
+            f"--out: the seeds of {label} have different data, models or losses: {paths}; "
+            "move the runs of the other data away"
+        )
+    return rows[0]
 
 
 def _values(part: Part, spec: Spec) -> tuple[Any, ...]:
-    flat = flatten(spec.model_dump())
-    return tuple(flat[field] for field in part.over)
+    fields = flatten(spec.model_dump())
+    return tuple(fields[field] for field in part.over)
 
 
 def _label(method: str, spec: Spec) -> str:
-    """The algorithm's name as people write it, with what sets this one apart."""
-    own = [field.removeprefix("algorithm.").removeprefix("local.") for field in method.split()[1:]]
-    return " ".join([spec.algorithm.title, *own])
+    """Return the algorithm's title with the method's overrides."""
+    overrides = [field.removeprefix("algorithm.").removeprefix("local.") for field in method.split()[1:]]
+    return " ".join([spec.algorithm.title, *overrides])
 
 
-def _searched(part: Part, method: str, point: Point) -> Row:
-    """The fields that a search chose, and those of them that are the first or last of what it had to choose from."""
+def _chosen(part: Part, method: str, point: Point) -> Row:
+    """Return the hyper-parameters that a search chose, and which of them lie at the edge of their range."""
     plan = part.plan(method)
     assert plan is not None
     ranges = {field: values for field, values in plan.axes.items() if isinstance(values, list) and len(values) > 2}
-    ends = [field for field, values in ranges.items() if point[field] in (min(values), max(values))]
-    return {"chosen": point, "at_the_edge": ends}
+    edges = [field for field, values in ranges.items() if point[field] in (min(values), max(values))]
+    return {"chosen": point, "at_the_edge": edges}
 
 
-def _settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
-    """What all specs share, and what each has otherwise; without the seed."""
-    flat = [fields_of(spec) for spec in specs]
-    common = {k: v for k, v in flat[0].items() if all(other.get(k) == v for other in flat)} if flat else {}
-    return common, [{k: v for k, v in one.items() if k not in common} for one in flat]
-
-
-def _surroundings(folder: RunFolder) -> Row:
-    known = folder.environment
-    return {name: known[name] for name in SURROUNDINGS}
+def _split_settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
+    """Return the fields that all specs share, and the remaining fields of each; without the seed."""
+    fields = [spec_fields(spec) for spec in specs]
+    common = {k: v for k, v in fields[0].items() if all(other.get(k) == v for other in fields)} if fields else {}
+    return common, [{k: v for k, v in spec.items() if k not in common} for spec in fields]
 
 
 def _curve(method: Method) -> Row:
-    """Accuracy over rounds, thinned evenly: mean, lowest and highest over the seeds."""
-    kept = np.unique(np.searchsorted(method.rounds, np.linspace(method.rounds[0], method.rounds[-1], POINTS)))
-    values = method.accuracy[:, kept]
-    return {"rounds": method.rounds[kept].tolist(), **_bands(values)}
+    """Return the accuracy over rounds, thinned evenly: mean, minimum and maximum over the seeds."""
+    columns = np.unique(np.searchsorted(method.rounds, np.linspace(method.rounds[0], method.rounds[-1], CURVE_POINTS)))
+    return {"rounds": method.rounds[columns].tolist(), **_bands(method.accuracy[:, columns])}
 
 
 def _deviation(folders: list[RunFolder]) -> Row:
-    """For each tau over the rounds in which it was measured in every run; one that diverged has fewer of them.
+    """Return for each tau the deviation over the rounds in which every run measured it.
 
-    The second half is the same for all: of the rounds of the smallest tau, which is measured from the first one on.
+    A diverged run has fewer such rounds. `second_half` covers the same rounds for every tau: the second half of those
+    of the smallest tau, which is measured from the first round on.
     """
     histories = [{r["round"]: r["deviation"] for r in folder.records() if "deviation" in r} for folder in folders]
     shared = [t for t in histories[0] if all(t in history for history in histories)]
-    found = {}
+    result = {}
     for tau in dict.fromkeys(tau for t in shared for tau in histories[0][t]):
         rounds = [t for t in shared if tau in histories[0][t]]
-        values = np.array([[h[t][tau] for t in rounds] for h in histories], dtype=np.float64)
+        values = np.array([[history[t][tau] for t in rounds] for history in histories], dtype=np.float64)
         late = values[:, [t in shared[len(shared) // 2 :] for t in rounds]]
-        found[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(late.ravel()) if late.size else None}
-    return found
+        result[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(late.ravel()) if late.size else None}
+    return result
 
 
 def _bands(values: np.ndarray) -> Row:

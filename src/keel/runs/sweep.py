@@ -1,8 +1,8 @@
-"""Runs a search: every point a few ordinary run folders below the sweep's, and the best point as a spec.
+"""Runs a sweep: the runs of every point are ordinary run folders, and the best point is written as a spec.
 
-sweep.json       the search, the spec it is around, its points with their scores, which one was chosen
-best.toml        the chosen point, a whole spec
-sweep.db         Optuna's study, where it searched
+sweep.json       the search, its base spec, the points with their scores, and which one is the best
+best.toml        the best point as a complete spec
+sweep.db         Optuna's study, if Optuna proposed the points
 POINT/seedN/     the runs
 """
 
@@ -13,18 +13,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 from keel.engines import cores
-from keel.runs.batch import Job, run_all
-from keel.runs.folder import write_whole
-from keel.runs.run import existing
-from keel.runs.search import Plan, Point, name_of
-from keel.runs.trials import run_trials
-from keel.task import check_tasks
-from keel.terminal import watching
+from keel.runs.build import check_tasks
+from keel.runs.files import write_atomic
+from keel.runs.optuna_search import run_trials
+from keel.runs.parallel import Job, run_all
+from keel.runs.progress import show_progress
+from keel.runs.run import find_run
+from keel.runs.search_space import Plan, Point, name_of
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that has ended: its points, the best first, and the file of the chosen one (none if all diverged)."""
+    """The result of a sweep: its points, the best first, and the spec file of the best (None if all diverged)."""
 
     path: Path
     rows: list[dict[str, Any]]
@@ -32,7 +32,7 @@ class Sweep:
 
 
 def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep:
-    """Searches, or goes on with a search that was stopped. What is there already is not run again."""
+    """Run a search, or continue an interrupted one. Runs that have ended are not run again."""
     path = default_folder(plan) if out is None else out
     if plan.search.method == "optuna":
         points = run_trials(plan, path, quiet)
@@ -40,54 +40,54 @@ def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep
         points = plan.points()
         _run_points(plan, points, path, quiet)
     rows = sorted((_row(plan, point, path) for point in points), key=_rank)
-    chosen = rows[0] if rows[0]["status"] == "finished" else None
+    best_row = rows[0] if rows[0]["status"] == "finished" else None
     for row in rows:
-        row["best"] = row is chosen
+        row["best"] = row is best_row
     best = None
-    if chosen is not None:
+    if best_row is not None:
         best = path / "best.toml"
-        write_whole(best, [plan.chosen(chosen["fields"]).to_toml().encode()])
-    told = {**plan.described(), "base": plan.base.experiment, "points": rows}
-    write_whole(path / "sweep.json", [(json.dumps(told, indent=2) + "\n").encode()])
+        write_atomic(best, [plan.chosen(best_row["fields"]).to_toml().encode()])
+    content = {**plan.described(), "base": plan.base.experiment, "points": rows}
+    write_atomic(path / "sweep.json", [(json.dumps(content, indent=2) + "\n").encode()])
     return Sweep(path, rows, best)
 
 
 def default_folder(plan: Plan) -> Path:
-    """The same for the same search, so that the same command goes on with it."""
+    """A folder that depends only on the search, so that the same command continues it."""
     return Path("runs") / f"sweep-{plan.base.label.rpartition('-seed')[0]}"
 
 
 def _run_points(plan: Plan, points: list[Point], path: Path, quiet: bool) -> None:
     every = [Job(*run) for point in points for run in plan.runs(point, path)]
-    there = [existing(job.spec, job.path) for job in every]
-    left = [job for job, folder in zip(every, there, strict=True) if folder is None or not folder.ended]
+    folders = [find_run(job.spec, job.path) for job in every]
+    left = [job for job, folder in zip(every, folders, strict=True) if folder is None or not folder.ended]
     if not left:
         return
     check_tasks(job.spec for job in left)
     label = f"{len(left)} of {len(every)} runs"
     names = [" ".join(job.path.parts[-2:]) for job in left]
-    with watching([label] * len(left), [job.spec.rounds for job in left], quiet, names) as watch:
+    with show_progress([label] * len(left), [job.spec.rounds for job in left], quiet, names) as watch:
         run_all(left, cores(), watch)
 
 
 def _row(plan: Plan, point: Point, path: Path) -> dict[str, Any]:
-    """How a point did: the accuracy of each seed, their mean, and whether all of them got there."""
-    summaries = []
-    for run in plan.runs(point, path):
-        folder = existing(*run)
-        summaries.append((folder.summary if folder is not None else None) or {"status": "missing", "accuracy": None})
-    statuses = {summary["status"] for summary in summaries}
-    finished, scores = statuses == {"finished"}, [summary["accuracy"] for summary in summaries]
+    """The result of a point: the accuracy of each seed, their mean, and whether all runs finished."""
+    folders = [find_run(*run) for run in plan.runs(point, path)]
+    summaries = [None if folder is None else folder.summary for folder in folders]
+    statuses = {"missing" if summary is None else summary["status"] for summary in summaries}
+    scores = [None if summary is None else summary["accuracy"] for summary in summaries]
+    values = [score for score in scores if score is not None]
+    finished = statuses == {"finished"}
     return {
         "fields": point,
         "status": "finished" if finished else "diverged" if "diverged" in statuses else "pruned",
-        "score": fmean(scores) if finished else None,
-        "deviation": stdev(scores) if finished and len(scores) > 1 else None,
+        "score": fmean(values) if finished else None,
+        "deviation": stdev(values) if finished and len(values) > 1 else None,
         "scores": dict(zip(map(str, plan.seeds), scores, strict=True)),
         "path": name_of(point),
     }
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, float]:
-    """The best first; those without a score last."""
+    """The sort key: the best score first, points without a score last."""
     return row["score"] is None, -(row["score"] or 0.0)

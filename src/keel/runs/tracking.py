@@ -1,12 +1,12 @@
-"""Trackers that people already use: the numbers of metrics.jsonl told to TensorBoard, Weights & Biases and MLflow.
+"""Experiment trackers: logs the numbers of metrics.jsonl to TensorBoard, Weights & Biases and MLflow.
 
-metrics.jsonl stays the record. A tracker changes nothing in a run: one that fails on the way is named once, and the
-run goes on without it.
+metrics.jsonl stays the record. A tracker does not change a run: if one fails, a warning names it and the run continues
+without it.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from re import fullmatch
@@ -18,69 +18,73 @@ from typing import Any, Protocol
 
 from filelock import FileLock
 
+from keel.config.overrides import flatten
+from keel.config.schema import Spec, TrackingSpec
+from keel.core.observers import Hook
+from keel.core.records import Record, Summary
 from keel.errors import KeelError
-from keel.rounds import Hook, Record
-from keel.runs.folder import RunFolder, sqlite_address
-from keel.runs.spec import Spec, TrackingSpec, flatten
+from keel.runs.files import sqlite_address
+from keel.runs.folder import RunFolder
 
 Scalars = dict[str, float]
-Summary = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """One tracker's record of one run, begun or found again."""
+    """One run in one tracker, new or continued."""
 
-    has: int
-    """The last round that it has already. A resume gives the same bits, so what it has stays true."""
+    logged: int
+    """The last round that the tracker has. A resumed run has the same bits, so what was logged stays right."""
 
-    def tell(self, step: int, scalars: Scalars) -> None: ...
+    def log(self, step: int, scalars: Scalars) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
-        """How the run ended, or None where it was broken off."""
+        """End the run with its summary, or with None if it was interrupted by an error."""
 
 
 def check_trackers(spec: TrackingSpec) -> None:
-    """Whether each tracker that is switched on has what it needs here."""
+    """Raise a KeelError unless each tracker of the spec is installed and configured."""
     for name in spec.to:
-        found = find_spec(name)
-        if found is None or found.origin is None:  # without an origin it is a folder of that name, as wandb leaves them
-            raise KeelError(f"tracking.to: {name!r} needs its package; accepted: pip install 'keel-fl[{name}]'")
+        package = find_spec(name)
+        if package is None or package.origin is None:  # without an origin it is a folder of that name, as wandb makes
+            raise KeelError(f"tracking.to = {name!r} requires its package: pip install 'keel-fl[{name}]'")
     if "wandb" in spec.to and _wandb_mode(spec) == "online":
         import wandb
 
         if wandb.run is None and not wandb.login(prompt=False):
-            raise KeelError("tracking.to: wandb has no key; accepted: wandb login, or tracking.wandb_mode = 'offline'")
+            raise KeelError("tracking.to = 'wandb' requires wandb login, or tracking.wandb_mode = 'offline'")
 
 
 @contextmanager
 def tracked(folder: RunFolder, spec: Spec) -> Iterator[Hook]:
-    """A hook that tells every tracker of the spec of each round, of those before a resume first."""
+    """A hook that logs each round to every tracker of the spec, after the rounds before a resume."""
     trackers: dict[str, Tracker] = {}
 
-    def each(act: Callable[[Tracker], None]) -> None:
+    def for_each(act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(trackers.items()):
             try:
                 act(tracker)
-            except Exception as error:  # whatever it is, it must not cost the run
+            except Exception as error:  # no failure of a tracker may stop the run
                 del trackers[name]
                 log.warning(
-                    "keel: %s failed (%s); the run goes on without it: metrics.jsonl has all", name, _why(error)
+                    "keel: %s failed (%s); the run continues without it, metrics.jsonl is complete",
+                    name,
+                    _reason(error),
                 )
 
-    def tell(record: Record, *_: object) -> None:
+    def log_record(record: Record, *_: object) -> None:
         step, numbers = record["round"], scalars(record)
-        each(lambda tracker: tracker.tell(step, numbers) if step > tracker.has else None)
+        for_each(lambda tracker: tracker.log(step, numbers) if step > tracker.logged else None)
 
     try:
         for name in dict.fromkeys(spec.tracking.to):
             trackers[name] = _start(name, folder, spec)
         for record in folder.records() if trackers else []:
-            tell(record)
-        yield tell
+            log_record(record)
+        yield log_record
     finally:
-        each(lambda tracker: tracker.close(folder.summary))
+        for_each(lambda tracker: tracker.close(folder.summary))
 
 
 def scalars(record: Record) -> Scalars:
@@ -89,7 +93,7 @@ def scalars(record: Record) -> Scalars:
     return _numbers({**record, **of_classes}, but="round")
 
 
-def _numbers(table: dict[str, Any], but: str = "") -> Scalars:
+def _numbers(table: Mapping[str, Any], but: str = "") -> Scalars:
     return {name: value for name, value in table.items() if type(value) in (int, float) and name != but}
 
 
@@ -98,18 +102,18 @@ def _start(name: str, folder: RunFolder, spec: Spec) -> Tracker:
         return TRACKERS[name](folder, spec)
     except Exception as error:
         resume = f"keel resume {quote(str(folder.path))}"
-        mended = f"mend it or take it out of {str(folder.path / 'spec.toml')!r}, then {resume}"
-        raise KeelError(f"tracking.to: {name!r} does not start ({_why(error)}); accepted: {mended}") from error
+        fix = f"fix it or remove it from {str(folder.path / 'spec.toml')!r}, then {resume}"
+        raise KeelError(f"tracking.to: {name!r} does not start ({_reason(error)}); {fix}") from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class TensorBoard:
-    """Event files in the run's folder. A resume tells all rounds again, and that those told before do not count."""
+    """Event files in the run's folder. A resumed run logs all rounds again, and purges those logged before."""
 
-    has = 0
+    logged = 0
 
     def __init__(self, folder: RunFolder, spec: Spec):
         from torch.utils.tensorboard import SummaryWriter
@@ -121,7 +125,7 @@ class TensorBoard:
             self._text("spec", spec.to_toml(), 0)
             self.writer.flush()
 
-    def tell(self, step: int, scalars: Scalars) -> None:
+    def log(self, step: int, scalars: Scalars) -> None:
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, step)
 
@@ -132,40 +136,40 @@ class TensorBoard:
         self.writer.close()
 
     def _text(self, name: str, text: str, step: int) -> None:
-        """As it stands: in Markdown, four spaces say so."""
+        """Log text verbatim: four spaces mark a code block in Markdown."""
         self.writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
 
 
 class WeightsAndBiases:
-    """A run of wandb, below the run's folder until it is sent.
+    """A run of wandb, stored below the run's folder until it is uploaded.
 
-    wandb cannot go on with a run that is offline. It is written anew then, with all that was before, under the same id.
+    wandb cannot continue an offline run: it is written again from the first round, under the same id.
     """
 
     def __init__(self, folder: RunFolder, spec: Spec):
         import wandb
 
         mode = _wandb_mode(spec.tracking)
-        if (known := folder.tracked_as.get("wandb")) is None:
-            folder.remember("wandb", known := token_hex(8))
-        if not fullmatch("[0-9a-f]{16}", known):  # it names a folder that is removed
-            raise KeelError(f"{known!r} is no id of a run")
-        for earlier in (folder.path / "wandb").glob(f"offline-run-*-{known}"):
+        if (identifier := folder.tracker_ids.get("wandb")) is None:
+            folder.save_tracker_id("wandb", identifier := token_hex(8))
+        if not fullmatch("[0-9a-f]{16}", identifier):  # it names a folder that is removed
+            raise KeelError(f"{identifier!r} is not a run id")
+        for earlier in (folder.path / "wandb").glob(f"offline-run-*-{identifier}"):
             rmtree(earlier)
         self.run = wandb.init(
             project=spec.tracking.project,
             name=folder.path.name,
-            id=known,
+            id=identifier,
             resume="allow" if mode == "online" else None,
             config=spec.experiment,
             dir=str(folder.path),
-            mode=mode,  # type: ignore[arg-type]  # or what the variable says, which wandb checks
-            reinit="create_new",  # a run of the user's own stays open
+            mode=mode,  # type: ignore[arg-type]  # or the environment variable's, which wandb checks
+            reinit="create_new",  # a run that the user has open stays open
             settings=wandb.Settings(silent=True, console="off"),
         )
-        self.has = self.run.starting_step - 1
+        self.logged = self.run.starting_step - 1
 
-    def tell(self, step: int, scalars: Scalars) -> None:
+    def log(self, step: int, scalars: Scalars) -> None:
         self.run.log(scalars, step=step)
 
     def close(self, summary: Summary | None) -> None:
@@ -178,31 +182,31 @@ def _wandb_mode(spec: TrackingSpec) -> str:
 
 
 class MLflow:
-    """A run of MLflow on the server that MLFLOW_TRACKING_URI names, else in mlflow.db beside the run's folder."""
+    """A run of MLflow on the server that MLFLOW_TRACKING_URI names, else in mlflow.db next to the run's folder."""
 
-    AT_ONCE = 1000
-    """As many metrics as MLflow takes in one request."""
+    BATCH = 1000
+    """The most metrics that MLflow accepts in one request."""
     SECONDS = 1.0
-    """Between two requests: one costs as much as a small round."""
+    """The interval between two requests: one takes as long as a small round."""
 
     def __init__(self, folder: RunFolder, spec: Spec):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        beside = folder.path.absolute().parent
-        with _quiet("mlflow"), FileLock(beside / ".mlflow.lock"):  # two processes cannot make one database
-            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or sqlite_address(beside / "mlflow.db"))
-        self.has = 0
-        if (known := folder.tracked_as.get("mlflow")) is None:
+        parent = folder.path.absolute().parent
+        with _quiet("mlflow"), FileLock(parent / ".mlflow.lock"):  # two processes cannot create one database
+            self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or sqlite_address(parent / "mlflow.db"))
+        self.logged = 0
+        if (identifier := folder.tracker_ids.get("mlflow")) is None:
             made = self.client.create_run(self._experiment(spec.tracking.project), run_name=folder.path.name)
             self.id = made.info.run_id
             params = [Param(name, str(value)) for name, value in flatten(spec.experiment).items()]
             self.client.log_batch(self.id, params=params)
-            folder.remember("mlflow", self.id)
+            folder.save_tracker_id("mlflow", self.id)
         else:
-            self.id = known
+            self.id = identifier
             self.client.update_run(self.id, status="RUNNING")
-            self.has = max((m.step for m in self.client.get_metric_history(self.id, "bytes_up")), default=0)
+            self.logged = max((m.step for m in self.client.get_metric_history(self.id, "bytes_up")), default=0)
         self.waiting: list[Any] = []
         self.due = monotonic() + self.SECONDS
 
@@ -211,15 +215,15 @@ class MLflow:
 
         try:
             return self.client.create_experiment(project)
-        except MlflowException:  # it is there, perhaps since this moment, by another process
-            found = self.client.get_experiment_by_name(project)
-            if found is None:
+        except MlflowException:  # it exists, perhaps created this moment by another process
+            experiment = self.client.get_experiment_by_name(project)
+            if experiment is None:
                 raise
-            return found.experiment_id
+            return experiment.experiment_id
 
-    def tell(self, step: int, scalars: Scalars) -> None:
+    def log(self, step: int, scalars: Scalars) -> None:
         metrics = self._metrics(step, scalars)
-        if monotonic() > self.due or len(self.waiting) + len(metrics) > self.AT_ONCE:
+        if monotonic() > self.due or len(self.waiting) + len(metrics) > self.BATCH:
             self._send()
         self.waiting += metrics
 
@@ -241,7 +245,7 @@ class MLflow:
         return [Metric(name, value, now, step) for name, value in scalars.items()]
 
     def _send(self) -> None:
-        """Whole records: what a resume finds of a round is all of it."""
+        """Send complete records: a resumed run finds all of a round or nothing."""
         self.client.log_batch(self.id, metrics=self.waiting)
         self.waiting = []
         self.due = monotonic() + self.SECONDS
@@ -249,7 +253,7 @@ class MLflow:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without what a library tells of its own setting up."""
+    """Silence what a library logs while it is set up."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.WARNING)

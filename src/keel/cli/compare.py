@@ -1,0 +1,232 @@
+"""The commands `keel demo`, `keel compare` and `keel report`: methods in one table and on one page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keel.cli.dry_run import print_estimate
+from keel.cli.options import (
+    Address,
+    AsJson,
+    Cost,
+    Data,
+    DryRun,
+    Engine,
+    Form,
+    Format,
+    Interval,
+    Model,
+    Quiet,
+    Rate,
+    Rounds,
+    Set,
+    Target,
+    print_json,
+    with_options,
+)
+from keel.errors import KeelError
+
+if TYPE_CHECKING:
+    from keel.report.comparison import Comparison
+
+DEMO_METHODS = ["fedavg", "fedavgm", "ghbm", "fedhbm"]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run folders and report.html.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method.")] = 5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: 300).")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare four methods on handwritten digits.
+
+    Example: keel demo
+    """
+    from keel.report.comparison import compare as compare_runs
+    from keel.runs.compare import jobs_of, run_jobs
+
+    table = {} if rounds is None else {"rounds": rounds}
+    comparison = compare_runs(run_jobs(jobs_of(table, DEMO_METHODS, seeds, [], out), quiet), "fedavg")
+    page = _write_page(out, "fedavg", None)
+    if as_json:
+        print_json(comparison.rows())
+        return
+    from keel.cli.terminal import console
+
+    console.print()
+    console.print(f"Handwritten digits, 100 clients with one class each, 10 clients per round, {seeds} seeds.\n")
+    _print_text(comparison, interval=False, cost=False)
+    console.print(f"Runs:   {out}", soft_wrap=True)
+    console.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
+
+
+def compare(
+    spec: Annotated[Path | None, typer.Argument(help="A TOML spec that all runs share.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Algorithms with commas between: fedavg,ghbm,fedhbm.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method, from the spec's seed on.")] = 5,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Also vary a field, as in data.alpha=0,10000; repeatable."),
+    ] = None,
+    same: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Give a field the first method's value in all methods; repeatable."),
+    ] = None,
+    set_: Set = None,
+    data: Data = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    rate: Rate = None,
+    engine: Engine = None,
+    address: Address = None,
+    target: Target = None,
+    interval: Interval = False,
+    cost: Cost = False,
+    out: Annotated[Path, typer.Option(help="Folder for the run folders and report.html.")] = Path("runs/compare"),
+    form: Form = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods over seeds and other fields.
+
+    Finished runs are reused, interrupted runs are resumed.
+
+    Example: keel compare --methods fedavg,ghbm --seeds 3
+    """
+    from keel.config.overrides import override, read_spec
+    from keel.report.comparison import compare as compare_runs
+    from keel.runs.compare import baseline_of, jobs_of, run_jobs
+
+    options = {
+        "data": {"name": data},
+        "model": {"name": model},
+        "rounds": rounds,
+        "participation": {"rate": rate},
+        "engine": {"name": engine, "address": address},
+    }
+    table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    jobs = jobs_of(table, names, seeds, over or [], out, same or [])
+    _check_format(form, as_json)
+    baseline, number = _target(target)
+    baseline = None if baseline is None else baseline_of(baseline, jobs)
+    if dry_run:
+        print_estimate([job.spec for job in jobs], as_json)
+        return
+    comparison = compare_runs(run_jobs(jobs, quiet), baseline, number)
+    page = _write_page(out, baseline, number)
+    _print_comparison(comparison, form, interval, cost, as_json, page, quiet)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    charts: Annotated[Path | None, typer.Option(help="A folder for the charts as SVG, PDF and PNG files.")] = None,
+    target: Target = None,
+    interval: Interval = False,
+    cost: Cost = False,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Estimate wall-clock time for this network, as in up_mbps=5."),
+    ] = None,
+    form: Form = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an HTML report on runs, and print its table.
+
+    Example: keel report runs/demo -o report.html
+    """
+    from keel.config.overrides import read_network
+    from keel.report.comparison import compare
+    from keel.report.page import write_charts, write_report
+    from keel.runs.folder import read_runs
+
+    _check_format(form, as_json)
+    baseline, number = _target(target)
+    comparison = compare(read_runs(runs), baseline, number, read_network(network) if network else None)
+    write_report(comparison, out)
+    if charts is not None:
+        write_charts(comparison, charts)
+    _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
+    if charts is not None and not as_json and form in (None, Format.text):
+        typer.echo(f"Charts: {charts}")
+
+
+def _target(text: str | None) -> tuple[str | None, float | None]:
+    """Return the baseline and the number that --target names, one of them at most."""
+    try:
+        number = None if text is None else float(text)
+    except ValueError:
+        return text, None
+    if number is not None and not 0 < number <= 1:
+        raise KeelError(f"--target must be an accuracy above 0 and at most 1, as in 0.8, or an algorithm (got {text})")
+    return None, number
+
+
+def _print_comparison(
+    comparison: "Comparison", form: Format | None, interval: bool, cost: bool, as_json: bool, page: Path, quiet: bool
+) -> None:
+    """Print the table, and where the page is: on standard error if a program may read the table."""
+    from keel.cli.terminal import console, errors
+
+    readable = not as_json and form in (None, Format.text)
+    if as_json:
+        print_json(comparison.rows())
+    elif readable:
+        _print_text(comparison, interval, cost)
+    else:
+        _print_markup(comparison, form, interval, cost)
+    if readable or not quiet:
+        (console if readable else errors).print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
+
+
+def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
+    """Print the tables for the terminal, with the notes that explain them."""
+    from keel.cli.terminal import console, print_table
+    from keel.report.explanations import difference_notes, explanation
+    from keel.report.tables import costs, results, terminal_table
+
+    for sheet in [*results(comparison, interval), *(costs(comparison) if cost else [])]:
+        if sheet.title:
+            console.print(sheet.title, style="italic", soft_wrap=True)
+        print_table(terminal_table(sheet))
+        console.print()
+    for note in difference_notes(comparison):
+        console.print(note)
+    if difference_notes(comparison):
+        console.print("To compare with equal values, add --same FIELD and another --out.\n")
+    console.print(f"{explanation(comparison, interval)}\n")
+
+
+def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:
+    """Print the tables as Markdown, LaTeX or CSV."""
+    from keel.report import tables
+    from keel.report.explanations import difference_notes
+
+    if form is Format.csv:
+        typer.echo(tables.csv_text(comparison), nl=False)
+        return
+    sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
+    latex = form is Format.latex
+    parts = [tables.latex(sheet) if latex else tables.markdown(sheet) for sheet in sheets]
+    parts += [tables.latex_note(note) if latex else note for note in difference_notes(comparison)]
+    typer.echo("\n\n".join(parts))
+
+
+def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:
+    """Write the page on all runs in a folder, including those of earlier commands."""
+    from keel.report.comparison import compare as compare_runs
+    from keel.report.page import write_report
+    from keel.runs.folder import read_runs
+
+    page = folder / "report.html"
+    write_report(compare_runs(read_runs([folder]), baseline, target), page)
+    return page
+
+
+def _check_format(form: Format | None, as_json: bool) -> None:
+    if form is not None and as_json:
+        raise KeelError(f"--json and --format {form} exclude each other; give one of them")

@@ -1,0 +1,79 @@
+"""`keel deploy`: set up a federation over Flower."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keel.errors import KeelError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Set up a real federation over Flower.")
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to create.")],
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 3,
+    algorithm: Annotated[str, typer.Option(help="Name of the algorithm, see keel algorithms.")] = "fedhbm",
+) -> None:
+    """Create a new federation: a folder with a Flower app, scripts and a README with every command.
+
+    Example: keel deploy new my-federation --sites 3
+    """
+    from keel.deploy.new import new_federation
+
+    paths = new_federation(folder, sites, algorithm)
+    typer.echo("\n".join(map(str, paths)))
+    typer.echo(f"\nNext: keel deploy check {folder}, then {folder / 'README.md'}")
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="The folder of a federation.")] = Path(),
+    rounds: Annotated[int, typer.Option(min=1, help="Largest number of rounds to run.")] = 3,
+) -> None:
+    """Run a federation's app in one process, on synthetic data, before you install it on other machines.
+
+    Example: keel deploy check my-federation
+    """
+    _require_flower()
+    from keel.deploy.check import check_app
+
+    typer.echo(check_app(folder, rounds))
+
+
+@app.command()
+def certificates(
+    hosts: Annotated[list[str], typer.Argument(help="Names and addresses under which the sites reach the server.")],
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("certificates"),
+) -> None:
+    """Create a certificate authority and the server's certificate.
+
+    Example: keel deploy certificates keel.example.org
+    """
+    _require_flower()
+    from keel.deploy.credentials import make_certificates
+
+    make_certificates(out, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"])))
+    typer.echo(f"Copy {out / 'ca.crt'} to every site. Keep {out / 'ca.key'} and {out / 'server.key'} private.")
+
+
+@app.command()
+def key(
+    path: Annotated[Path, typer.Argument(help="The file for the private key.")],
+) -> None:
+    """Create the key pair that identifies a site's node.
+
+    Example: keel deploy key keys/site-0
+    """
+    _require_flower()
+    from keel.deploy.credentials import make_node_key
+
+    public = make_node_key(path)
+    typer.echo(f"Send {public} to the server, which registers it. Keep {path} private.")
+
+
+def _require_flower() -> None:
+    if find_spec("flwr") is None:
+        raise KeelError("keel deploy requires flwr, which is not installed; run pip install 'keel-fl[flower]'")

@@ -1,0 +1,121 @@
+"""The commands `keel run` and `keel resume`."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keel.cli.dry_run import print_estimate
+from keel.cli.options import (
+    Address,
+    Algorithm,
+    AsJson,
+    Data,
+    DryRun,
+    Engine,
+    Model,
+    Quiet,
+    Rate,
+    Rounds,
+    Set,
+    print_json,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from keel.core.records import Summary
+
+
+def run(
+    spec: Annotated[Path | None, typer.Argument(help="A TOML spec (default: defaults and options).")] = None,
+    set_: Set = None,
+    algorithm: Algorithm = None,
+    data: Data = None,
+    model: Model = None,
+    clients: Annotated[int | None, typer.Option(help="data.clients: number of clients.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="data.alpha: 0 gives each client one class.")] = None,
+    partition: Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")] = None,
+    rounds: Rounds = None,
+    lr: Annotated[float | None, typer.Option(help="local.lr: local learning rate.")] = None,
+    rate: Rate = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    engine: Engine = None,
+    address: Address = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder (default: a new folder in runs/).")] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment, from a spec or from options.
+
+    Example: keel run --algorithm ghbm --rounds 100 --set algorithm.tau=20
+    """
+    from keel.cli.terminal import announce_footprint
+    from keel.config.defaults import make_spec
+    from keel.config.overrides import override, read_spec
+    from keel.runs.progress import show_progress
+    from keel.runs.run import run as run_spec
+
+    options = {
+        "algorithm": {"name": algorithm},
+        "data": {"name": data, "clients": clients, "alpha": alpha, "partition": partition},
+        "model": {"name": model},
+        "rounds": rounds,
+        "local": {"lr": lr},
+        "participation": {"rate": rate},
+        "seed": seed,
+        "engine": {"name": engine, "address": address},
+    }
+    table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
+    resolved = make_spec(table)
+    if dry_run:
+        print_estimate([resolved], as_json)
+        return
+    with show_progress([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
+        ended = run_spec(
+            resolved, out=out, hooks=[lambda record, *_: watch(0, record)], announce=announce_footprint(quiet)
+        )
+    _report_end(ended.path, ended.summary, as_json)
+
+
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    address: Address = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue an interrupted run from its last checkpoint.
+
+    Example: keel resume runs/digits-mlp-ghbm-seed0
+    """
+    from keel.runs.folder import RunFolder
+    from keel.runs.progress import show_progress
+    from keel.runs.run import resume as resume_run
+
+    spec = RunFolder.open(path).spec
+    with show_progress([spec.algorithm.title], [spec.rounds], quiet) as watch:
+        ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
+    _report_end(ended.path, ended.summary, as_json)
+
+
+def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
+    """Print how a run ended; exit with 130 if it was interrupted."""
+    from keel.cli.terminal import console, errors
+    from keel.units import percent, size
+
+    if as_json:
+        print_json({**summary, "path": str(path)})
+    else:
+        traffic = size(summary["bytes_down"] + summary["bytes_up"])
+        quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
+        console.print(
+            f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
+            f"accuracy {percent(quality)}, "
+            f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
+            soft_wrap=True,
+        )
+        console.print(f"run: {path}", soft_wrap=True)
+    if summary["status"] == "interrupted":
+        errors.print(f"stopped; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
+        raise typer.Exit(130)

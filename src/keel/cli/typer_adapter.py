@@ -1,0 +1,19 @@
+"""Parts of typer that are private or differ between versions. tests/cli/test_typer_adapter.py checks each of them."""
+
+from typing import Any
+
+import typer
+import typer.core
+
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+"""The base class of the errors that typer raises for wrong options. It has no public name in every version."""
+
+
+def disable_rich_help() -> None:
+    """Make help plain text: with Rich, some versions escape the brackets in it even where its markup is off."""
+    typer.core.HAS_RICH = False
+
+
+def usage_message(error: Exception) -> str | None:
+    """Return what is wrong with the options, or None if the error is not about them."""
+    return error.format_message() if isinstance(error, USAGE_ERROR) else None

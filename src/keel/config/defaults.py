@@ -1,0 +1,174 @@
+"""Defaults that suit the data set, the model and the algorithm, and the spec that a partial table describes."""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from keel import models
+from keel.algorithms import REGISTRY, Algorithm
+from keel.config.network import Network
+from keel.config.overrides import flatten, merge, override, put
+from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, resolved_spec
+from keel.core.sampling import SAMPLERS
+from keel.data import catalog
+from keel.engines import AUTO, ENGINES
+from keel.errors import KeelError, unknown_name
+from keel.settings import paths
+
+
+def make_spec(table: Mapping[str, Any]) -> Spec:
+    """The spec that `table` describes, completed by defaults.
+
+    Raises:
+        KeelError: A table, field or value is not valid; the message is one line.
+    """
+    table = without_none(table)
+    check_names(table)
+    full = merge(*_default_layers(table), table)
+    _adjust(full, table)
+    return resolved_spec(full)
+
+
+def check_names(table: Mapping[str, Any]) -> None:
+    """Raise a KeelError that suggests the nearest name if a table or field does not exist."""
+    for section, value in table.items():
+        if section not in Spec.model_fields:
+            raise unknown_name("spec field", section, Spec.model_fields)
+        kind = Network if section == "network" else Spec.model_fields[section].annotation
+        if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, BaseModel | Algorithm)):
+            continue
+        if not isinstance(value, Mapping):
+            raise KeelError(f"{section} must be a table (got {value!r}); write [{section}] with its fields below it")
+        if issubclass(kind, BaseModel) and kind.model_config.get("extra") == "forbid":  # others depend on their name
+            for field in value:
+                if field not in kind.model_fields:
+                    raise unknown_name(f"{section} field", field, kind.model_fields)
+
+
+def user_files(table: Mapping[str, Any]) -> list[str]:
+    """The user's files that a resolved table names. No code that it names is imported."""
+    return [table[section][field] for section, field in _path_fields(table, import_code=False)]
+
+
+def assignments(table: Mapping[str, Any]) -> list[str]:
+    """The "key=value" texts from which `override` and `make_spec` restore a resolved table: all that is not a default.
+
+    No code that the table names is imported: where it names a user's code, all fields are listed.
+    """
+    table = {section: value for section, value in table.items() if section not in NOT_COMPUTED}
+    fields = flatten(table)
+    builtin = {"algorithm": REGISTRY, "data": {CUSTOM, *catalog.CATALOG}, "model": {CUSTOM, *models.MODELS}}
+    builtin["engine"] = {AUTO, CUSTOM, *ENGINES}
+    known_sampler = table["participation"].get("sampler", CUSTOM) in {CUSTOM, *SAMPLERS}
+    if known_sampler and all(table[section]["name"] in names for section, names in builtin.items()):
+        for field in fields:
+            rest = {key: value for key, value in fields.items() if key != field}
+            if _suffices(rest, table):
+                fields = rest
+    return [f"{key}={_as_text(value)}" for key, value in fields.items()]
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """The content of defaults.toml: defaults by data set, model and algorithm."""
+    return tomllib.loads(files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))
+
+
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table without fields that are None, which is how Python leaves one out."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _default_layers(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The defaults of the data set, then of the algorithm on it, then of the model, then of the algorithm on both."""
+    data = table.get("data", {}).get("name", "digits")
+    algorithm = table.get("algorithm", {"name": "ghbm"})
+    name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm.get("name", "ghbm")
+    content = defaults()
+    layers = [content["any"]]
+    if isinstance(data, str) and data in content:
+        layers += [content[name] for name in (content[data].get("like"), data) if name is not None]
+    model = table.get("model", {}).get("name") or next(
+        (layer["model"]["name"] for layer in reversed(layers) if "model" in layer), None
+    )
+    of_model = [layer["on"][model] for layer in layers if isinstance(model, str) and model in layer.get("on", {})]
+    every: dict[str, Any] = {section: {} for section, field in Spec.model_fields.items() if field.is_required()}
+    result = [every]
+    for group in (layers, of_model):
+        result += [{k: v for k, v in layer.items() if k not in ("like", "with", "on")} for layer in group]
+        result += [layer["with"][name] for layer in group if isinstance(name, str) and name in layer.get("with", {})]
+    return result
+
+
+def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Apply defaults that depend on which other fields are given."""
+    given_local = given.get("local", {})
+    if "steps" in given_local and "epochs" not in given_local:
+        full["local"].pop("epochs", None)
+    rounds = full.get("rounds", Spec.model_fields["rounds"].default)
+    if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
+        most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)
+        full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # a short run has fewer last rounds
+    if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
+        full["server"]["weighting"] = "uniform"  # the sampling probabilities already weight the clients
+    _adjust_data(full["data"], given.get("data", {}))
+    for section, field in _path_fields(full):
+        if Path(path := full[section][field]).exists():
+            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+
+
+def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:
+    if data.get("name") == CUSTOM:
+        for field in ("partition", "alpha", "clients"):
+            data.pop(field, None)
+    else:
+        if "partition" not in given and "alpha" in given:
+            data["partition"] = "dirichlet"
+        data.setdefault("partition", catalog.default_scheme(data.get("name"), given))
+        if data["partition"] == "dirichlet":
+            data.setdefault("alpha", 0.0)
+        elif "alpha" not in given:
+            data.pop("alpha", None)
+    if data.get("partition") != "key" and "min_examples" not in given:
+        data.pop("min_examples", None)  # it applies to natural clients
+
+
+def _path_fields(table: Mapping[str, Any], *, import_code: bool = True) -> list[tuple[str, str]]:
+    """The given settings of the data set and of the model that are paths."""
+    finders: dict[str, tuple[Iterable[str], Callable[[str], Callable[..., Any]]]] = {
+        "data": (catalog.CATALOG, lambda name: catalog.find(name).load),
+        "model": (models.MODELS, models.find),
+    }
+    fields = []
+    for section, (builtin, find) in finders.items():
+        settings, name = table[section], table[section].get("name", CUSTOM)
+        if isinstance(name, str) and (name in builtin or (import_code and name != CUSTOM)):
+            fields += [(section, field) for field in paths(find(name)) if isinstance(settings.get(field), str)]
+    return fields
+
+
+def _suffices(fields: Mapping[str, Any], table: Mapping[str, Any]) -> bool:
+    """Whether a spec with only these fields resolves to `table`."""
+    given: dict[str, Any] = {}
+    for key, value in fields.items():
+        put(given, key, value)
+    try:
+        return flatten(make_spec(given).experiment) == flatten(table)
+    except KeelError:
+        return False
+
+
+def _as_text(value: Any) -> str:
+    """The value as `override` reads it: JSON is TOML here, and text that is not TOML needs no quotes."""
+    whole = json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and override({}, [f"value={value}"])["value"] == value else whole

@@ -1,0 +1,84 @@
+"""Tables of settings: read from TOML, merged, overridden by "key=value", flattened and written back."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from keel.config.network import Network
+from keel.errors import KeelError, explain, unknown_name
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """The table of a TOML file, not yet checked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KeelError(f"spec: file {str(path)!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeelError(f"spec: cannot read {str(path)!r} ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise KeelError(f"spec: {str(path)!r} is not valid TOML ({error})") from None
+
+
+def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """A copy of `table` with each "key.of.field=value" applied; a value that is not TOML is taken as text."""
+    result = merge(table)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not (equals and key):
+            raise KeelError(f"--set must be key=value, as in local.lr=0.03 (got {assignment!r})")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        try:
+            put(result, key, value)
+        except KeelError as error:
+            raise KeelError(f"--set: {error}") from None
+    return result
+
+
+def read_network(assignments: Iterable[str]) -> Network:
+    """The network that "field=value" texts describe."""
+    table = override({}, assignments)
+    for field in table:
+        if field not in Network.model_fields:
+            raise unknown_name("network field", field, Network.model_fields)
+    try:
+        return Network.model_validate(table)
+    except ValidationError as error:
+        raise KeelError(f"network.{explain(error)}") from None
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every field under its dotted name, as `--set` takes it."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set the field "key.of.field" of `table`."""
+    *tables, field = key.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise KeelError(f"{key}: {name} is a field, not a table")
+    table[field] = value
+
+
+def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables as one, field by field; later ones take precedence, and none of them is changed."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                below = merged.get(key, {})
+                merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            else:
+                merged[key] = value
+    return merged

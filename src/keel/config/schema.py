@@ -1,0 +1,277 @@
+"""The schema of a spec: every table and field of an experiment, with its type and its checks."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from keel import engines, models, registry
+from keel.algorithms import Algorithm, make_algorithm
+from keel.config.network import Network
+from keel.core.buffers import BufferPolicy
+from keel.core.client_state import Precision
+from keel.core.sampling import SAMPLERS
+from keel.core.schedules import Schedule
+from keel.core.transforms import Layout
+from keel.data import catalog
+from keel.data.partition import PartitionScheme
+from keel.errors import KeelError, explain
+from keel.settings import check_settings
+
+NOT_COMPUTED = ("network", "tracking")
+"""Tables that do not change what is computed."""
+CUSTOM = "custom"
+"""The name of what was passed as a Python object and cannot be found by name."""
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+
+
+class DataSpec(_Table):
+    model_config = ConfigDict(extra="allow")
+    name: str = "digits"
+    clients: Count | None = None
+    partition: PartitionScheme | None = None
+    alpha: Annotated[float, Field(ge=0)] | None = None
+    min_examples: Count | None = None
+    max_examples: Count | None = None
+    test_examples: Count | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of this data set alone, such as files, lengths and vocabularies."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> "DataSpec":
+        if self.name == CUSTOM:  # it is partitioned already
+            return self
+        if self.alpha is not None and self.partition != "dirichlet":
+            raise ValueError(f"alpha requires partition = 'dirichlet' (got {self.partition!r})")
+        entry = catalog.find(self.name)
+        check_settings("data", self.name, entry.load, self.settings, DataSpec.model_fields)
+        if self.partition == "key" and entry.natural is False:
+            raise ValueError(
+                f"partition = 'key' requires natural clients, which {self.name} lacks; use 'dirichlet' or 'iid'"
+            )
+        if self.clients is None and self.partition != "key":
+            raise ValueError("clients must be set (--clients), the number of clients to partition the examples over")
+        return self
+
+
+def partition_label(data: DataSpec) -> str:
+    """The partitioning scheme, to be appended to the data set's name."""
+    match data.partition:
+        case "dirichlet":
+            return f" (alpha = {data.alpha:g})"
+        case "iid":
+            return " (IID)"
+        case "key":
+            return " (natural clients)"
+        case _:
+            return ""
+
+
+class ModelSpec(_Table):
+    model_config = ConfigDict(extra="allow")
+    name: str = "mlp"
+    buffers: BufferPolicy | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of this model alone, such as widths and pretrained weights."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> "ModelSpec":
+        if self.name != CUSTOM:
+            check_settings("model", self.name, models.find(self.name), self.settings, ModelSpec.model_fields)
+        return self
+
+
+class LocalSpec(_Table):
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch: Count = 32
+    drop_last: bool = False
+    lr: Positive = 0.1
+    schedule: Schedule = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Positive | None = None
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> "LocalSpec":
+        if (self.epochs is None) == (self.steps is None):
+            got = f"epochs = {self.epochs}, steps = {self.steps}"
+            raise KeelError(f"set either local.epochs or local.steps (got {got})")
+        return self
+
+
+class ServerSpec(_Table):
+    lr: Positive = 1.0
+    schedule: Schedule = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    weighting: Literal["examples", "uniform"] = "examples"
+
+
+class ParticipationSpec(_Table):
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    sampler: str = "uniform"
+
+    def cohort_size(self, clients: int) -> int:
+        """S, the number of clients in a round."""
+        return max(1, round(self.rate * clients))
+
+    @model_validator(mode="after")
+    def _known(self) -> "ParticipationSpec":
+        if self.sampler != CUSTOM:
+            registry.find("participation.sampler", self.sampler, SAMPLERS, "keel.samplers")
+        return self
+
+
+class EvaluationSpec(_Table):
+    every: Count = 10
+    last: Count = 100
+    on: Literal["test", "validation"] = "test"
+    drift: bool = False
+    deviation: list[Count] = []
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the model is evaluated after this one of `rounds` rounds."""
+        return round % self.every == 0 or round > rounds - self.last
+
+
+class EngineSpec(_Table):
+    name: str = "auto"
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    layout: Layout | None = None
+    compile: bool = False
+    address: Annotated[str, Field(min_length=1)] | None = None
+    gpus: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        return self.address is not None or (self._kind is not None and self._kind.cluster_only)
+
+    @property
+    def _kind(self) -> engines.EngineKind | None:
+        """The engine by its name; None if it is chosen when the run starts, or was passed in Python."""
+        return None if self.name in (engines.AUTO, CUSTOM) else engines.engine_kind(self.name)
+
+    @property
+    def where(self) -> str:
+        """The device that clients train on. On Ray it is the requested one, which this process may lack."""
+        return ("cuda" if self.gpus else "cpu") if self.on_ray else self.device
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EngineSpec":
+        if self._kind is not None and self._kind.remote:
+            raise ValueError(f"name = {self.name!r} cannot be set in a spec; start a federation with flwr run")
+        if self.address is not None and self._kind is not None and not self._kind.on_cluster:
+            raise ValueError(f"address requires name = 'ray', 'cohort' or 'auto' (got {self.name!r})")
+        if self.gpus is not None and not self.on_ray:
+            raise ValueError("gpus requires name = 'ray' or an address; elsewhere all clients share engine.device")
+        if self.on_ray and self.device not in ("auto", self.where):
+            raise ValueError(f"device on Ray must be 'cuda' with gpus, 'cpu' without (got {self.device!r})")
+        return self
+
+
+def engine_identity(engine: Mapping[str, Any], bit_identical: bool | None = None) -> dict[str, Any]:
+    """The fields of an engine that can change a result: not who computes or where, if the arithmetic is the same.
+
+    Args:
+        bit_identical: Whether the engine gives the bits of `serial`; by default, what is known of it by its name.
+    """
+    if bit_identical is None:
+        bit_identical = engine["name"] != CUSTOM and engines.bit_identical(engine["name"])
+    kept = {key: value for key, value in engine.items() if key not in ("workers", "address", "gpus")}
+    kept["name"] = "serial" if bit_identical else engine["name"]
+    return {**kept, "device": "cuda"} if engine.get("gpus") else kept
+
+
+class MemorySpec(_Table):
+    ram_gb: Positive = 4.0
+    precision: Precision = "float32"
+    keep: Count | None = None
+
+
+class TrackingSpec(_Table):
+    to: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    project: Annotated[str, Field(min_length=1)] = "keel"
+    wandb_mode: Literal["online", "offline"] | None = None
+
+
+def _algorithm(value: Any) -> Algorithm:
+    if isinstance(value, Algorithm):
+        return value
+    if not isinstance(value.get("name"), str):
+        raise ValueError("name must be set, as text")
+    return make_algorithm(**value)
+
+
+def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
+    """The algorithm as a table of a spec: its name, or "custom" if it cannot be imported, and its settings."""
+    cls = type(algorithm)
+    importable = cls.__module__ != "__main__" and cls.__qualname__ == cls.__name__
+    reference = f"{cls.__module__}:{cls.__name__}" if importable else CUSTOM
+    name = cls.name if cls.__module__.startswith("keel.") else reference
+    return {"name": name, **{k: v for k, v in algorithm.settings().items() if v is not None}}
+
+
+AlgorithmField = Annotated[Algorithm, BeforeValidator(_algorithm), PlainSerializer(algorithm_table)]
+
+
+class Spec(_Table):
+    """One experiment. Equal specs give equal bits."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Count = 400
+    algorithm: AlgorithmField
+    data: DataSpec
+    model: ModelSpec
+    local: LocalSpec
+    server: ServerSpec
+    participation: ParticipationSpec
+    evaluation: EvaluationSpec
+    engine: EngineSpec
+    memory: MemorySpec
+    network: Network | None = None
+    tracking: TrackingSpec = TrackingSpec()
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """The spec without what may differ between two starts of one run, since it does not change the bits."""
+        excluded: dict[str, Any] = {**dict.fromkeys(NOT_COMPUTED, True), "engine": {"workers"}}
+        return self.model_dump(exclude_none=True, exclude=excluded)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two runs share if they have the same bits: the experiment, whichever engine distributes it."""
+        table = self.experiment
+        return {**table, "engine": engine_identity(table["engine"])}
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    @property
+    def label(self) -> str:
+        """A short name: the data set, the model, the algorithm and the seed."""
+        names = self.data.name, self.model.name, algorithm_table(self.algorithm)["name"]
+        return "-".join([*(name.split(":")[-1].lower() for name in names), f"seed{self.seed}"])
+
+
+def resolved_spec(table: Mapping[str, Any]) -> Spec:
+    """The spec of a resolved table: no defaults are added."""
+    try:
+        return Spec.model_validate(table)
+    except ValidationError as error:
+        raise KeelError(explain(error)) from None

@@ -1,0 +1,242 @@
+"""One client's round, whatever it runs on: the function that the engines call for each client.
+
+The cohort engine runs the same steps for many clients as one batched program, from the same parts.
+"""
+
+from dataclasses import dataclass, field
+from math import ceil
+from types import EllipsisType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path
+from keel.core.examples import ClientExamples, Examples
+from keel.core.flat_model import FlatModel, Loss
+from keel.core.randomness import keyed_rng, keyed_torch_rng, seed_torch
+from keel.core.transforms import Identity, Transform
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The amount of local training in a round, and the settings of a local step."""
+
+    epochs: int | None
+    steps: int | None
+    batch: int
+    drop_last: bool
+    weight_decay: float
+    clip: float | None
+
+    def count(self, examples: int) -> int:
+        """J, the number of local steps of a client with so many examples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * self._batches(examples)
+
+    def order(self, examples: int, rng: np.random.Generator) -> np.ndarray:
+        """The examples of all steps, one after another; each epoch has a new order."""
+        sizes = self.sizes(examples)
+        epochs = ceil(len(sizes) / self._batches(examples))
+        used = sum(sizes[: self._batches(examples)])
+        return np.concatenate([rng.permutation(examples)[:used] for _ in range(epochs)])[: sum(sizes)]
+
+    def minibatches(self, examples: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """The examples of each step."""
+        return np.split(self.order(examples, rng), np.cumsum(self.sizes(examples))[:-1])
+
+    def sizes(self, examples: int) -> list[int]:
+        """The number of examples of each step."""
+        per_epoch = self._batches(examples)
+        epoch = [self.batch] * (per_epoch - 1) + [min(self.batch, examples - (per_epoch - 1) * self.batch)]
+        steps = self.count(examples)
+        return (epoch * ceil(steps / per_epoch))[:steps]
+
+    def _batches(self, examples: int) -> int:
+        """Minibatches per epoch; a client with less than one full minibatch still has one."""
+        return max(1, examples // self.batch) if self.drop_last else ceil(examples / self.batch)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What every client of a run does in every round."""
+
+    algorithm: Algorithm
+    loss: Loss
+    config: LocalConfig
+    seed: int
+    transform: Transform = field(default_factory=Identity)
+    chunk: int = 512
+    """Examples per forward pass of a full gradient."""
+
+    def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
+        return self.config.minibatches(examples, keyed_rng(self.seed, "minibatches", round, client))
+
+    def order(self, examples: int, round: int, client: int) -> np.ndarray:
+        """The examples of all steps, one after another."""
+        return self.config.order(examples, keyed_rng(self.seed, "minibatches", round, client))
+
+    def augmentations(self, examples: list[int], purpose: str, round: int, client: int) -> list[np.ndarray | None]:
+        """The random choices of the transform for each minibatch, given the sizes of the minibatches."""
+        if not self.transform.random:
+            return [None] * len(examples)
+        drawn = self.transform.draw(sum(examples), keyed_rng(self.seed, purpose, round, client))
+        if drawn is None:
+            return [None] * len(examples)
+        return [*np.split(drawn, np.cumsum(examples)[:-1])]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """The result of a client's round: its message, its new state, and its mean training loss, which is not sent.
+
+    The loop decides whether the model's `buffers` are sent or kept.
+    """
+
+    message: Message
+    state: ClientState
+    steps: int
+    loss: Tensor
+    buffers: Tensor | None = None
+
+    def to(self, device: torch.device) -> "ClientResult":
+        buffers = None if self.buffers is None else self.buffers.to(device)
+        message, state = to_device(self.message, device), to_device(self.state, device)
+        return ClientResult(message, state, self.steps, self.loss.to(device), buffers)
+
+
+def to_device(tensors: Message, device: torch.device) -> Message:
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
+class PathStatistics:
+    """Sums the losses and, if asked for, the gradients along a path, from the first gradient of each step.
+
+    For a batched cohort the sums have a row per client, and a step concerns the `active` rows.
+    """
+
+    def __init__(self, losses: Tensor, gradients: Tensor | None):
+        self.losses, self.gradients = losses, gradients
+
+    def begin_step(self, active: slice | EllipsisType = ...) -> None:
+        self.active, self.first = active, True
+
+    def __call__(self, losses: Tensor, gradients: Tensor) -> Tensor:
+        if self.first:
+            self.losses[self.active].add_(losses)
+            if self.gradients is not None:
+                self.gradients[self.active].add_(gradients)
+            self.first = False
+        return gradients
+
+
+def train_client(
+    local: LocalTraining,
+    model: FlatModel,
+    client: int,
+    examples: ClientExamples,
+    received: Message,
+    state: ClientState,
+    round_ctx: Context,
+    buffers: Tensor | None = None,
+) -> ClientResult:
+    """Run one client's round. `model` is the module to compute with; its weights are overwritten."""
+    algorithm, config = local.algorithm, local.config
+    minibatches = local.minibatches(len(examples), round_ctx.round, client)
+    steps = len(minibatches)
+    ctx = round_ctx.for_client(steps)
+    w, device = model.weights, model.weights.device
+    w.copy_(received["theta"])
+    start = w.clone()
+    model.set_buffers(buffers)
+    with keyed_torch_rng(local.seed, "full", ctx.round, client, device=device):
+        full = full_gradient(local, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
+    model.set_buffers(buffers)  # again: the forward passes of a gradient may have changed them
+    velocity = state["velocity"].clone() if algorithm.local_momentum else None
+    statistics = PathStatistics(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
+
+    def step(number: int, minibatch: Examples, augmentation: np.ndarray | None) -> None:
+        inputs, targets = local.transform(minibatch.inputs, augmentation).to(device), minibatch.targets.to(device)
+        statistics.begin_step()
+
+        def gradient(point: Tensor) -> Tensor:
+            # a second gradient of a step has the same dropout as the first
+            seed_torch(local.seed, "local", ctx.round, client, number, device=device)
+            if point is w:
+                loss = local.loss(model.module(inputs), targets).mean()
+                result = model.gradient(loss)
+            else:
+                leaf = point.detach().requires_grad_()
+                loss = local.loss(model.at(leaf, inputs), targets).mean()
+                (result,) = torch.autograd.grad(loss, leaf)
+            return statistics(loss.detach(), clip_norm_(result, config.clip))
+
+        u = algorithm.direction(w, gradient, received, state, ctx)
+        sgd_step(w, u, ctx.lr, config.weight_decay, velocity, algorithm.local_momentum)
+
+    with keyed_torch_rng(local.seed, "local", ctx.round, client, device=device):
+        drawn = local.augmentations([len(indices) for indices in minibatches], "preparation", ctx.round, client)
+        for number, (indices, augmentation) in enumerate(zip(minibatches, drawn, strict=True)):
+            step(number, examples[indices], augmentation)
+    mean = None if statistics.gradients is None else statistics.gradients.div_(steps)
+    path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
+    with keyed_torch_rng(local.seed, "report", ctx.round, client, device=device):
+        message, state = algorithm.report(path, received, state, ctx)
+    return ClientResult(message, state, steps, statistics.losses / steps, model.buffers())
+
+
+def probe_client(
+    local: LocalTraining,
+    model: FlatModel,
+    client: int,
+    examples: ClientExamples,
+    received: Message,
+    ctx: Context,
+    buffers: Tensor | None = None,
+) -> Message:
+    """Run the first phase of a round, for algorithms that have one: the full gradient at the server's model."""
+    with keyed_torch_rng(local.seed, "probe", ctx.round, client, device=model.weights.device):
+        model.weights.copy_(received["theta"])
+        model.set_buffers(buffers)
+        return {"gradient": full_gradient(local, model, client, examples, ctx)}
+
+
+def full_gradient(
+    local: LocalTraining, model: FlatModel, client: int, examples: ClientExamples, ctx: Context
+) -> Tensor:
+    """The gradient of the mean loss over all examples at the model's weights, computed in chunks.
+
+    Examples are augmented as in training: minibatch gradients are unbiased estimates of its mean.
+    """
+    total = torch.zeros_like(model.weights)
+    chunks = [np.arange(i, min(i + local.chunk, len(examples))) for i in range(0, len(examples), local.chunk)]
+    drawn = local.augmentations([len(chunk) for chunk in chunks], "full preparation", ctx.round, client)
+    for chunk, augmentation in zip(chunks, drawn, strict=True):
+        batch = examples[chunk]
+        inputs, targets = local.transform(batch.inputs, augmentation).to(total.device), batch.targets.to(total.device)
+        losses = local.loss(model.module(inputs), targets)
+        total.add_(model.gradient(losses.sum() / len(examples)))
+    return total
+
+
+def sgd_step(
+    w: Tensor, u: Tensor, lr: float, weight_decay: float, velocity: Tensor | None = None, momentum: float = 0.0
+) -> None:
+    """w <- w - lr (u + weight_decay w), in place; with a velocity v, w <- w - lr v for v <- momentum v + the same."""
+    if velocity is not None:
+        velocity.mul_(momentum).add_(u).add_(w, alpha=weight_decay)
+        w.sub_(velocity, alpha=lr)
+        return
+    if weight_decay:
+        w.mul_(1 - lr * weight_decay)
+    w.sub_(u, alpha=lr)
+
+
+def clip_norm_(gradient: Tensor, limit: float | None) -> Tensor:
+    """Scale each row (or the one vector) down, in place, to a norm of at most `limit`."""
+    if limit is not None:
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        gradient.mul_((limit / norm).clamp_(max=1.0))
+    return gradient

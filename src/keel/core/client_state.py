@@ -1,0 +1,235 @@
+"""The clients' states between their rounds, as rows of a file: RAM does not grow with the number of clients.
+
+A row that the last checkpoint or the current round needs is never overwritten: a client's new state goes to another
+row. So a round reads and writes one client's state at a time, an interrupted round changes nothing, a checkpoint costs
+only what has changed, and after a kill the rows of the last checkpoint are intact.
+"""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from tempfile import NamedTemporaryFile, mkstemp
+from typing import Any, Literal
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import ClientState, State
+from keel.errors import KeelError
+
+Precision = Literal["float32", "bfloat16", "float16"]
+Signature = dict[str, tuple[list[int], str]]
+"""The names of tensors with their shapes and dtypes."""
+
+
+class ClientStates(Mapping[int, ClientState]):
+    """Client number to client state, ordered by when each client last took part.
+
+    Args:
+        path: The file; without one, a temporary file that is deleted with this object.
+        precision: The dtype in which float32 tensors as long as the model are stored. Other tensors are stored as
+            they are: half precision would destroy a counter.
+        keep: How many states are kept at most. A client whose state was evicted starts again as a new one.
+        parameters: The number of elements of the model.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        precision: Precision = "float32",
+        keep: int | None = None,
+        parameters: int | None = None,
+    ):
+        self.precision, self.keep, self.parameters = precision, keep, parameters
+        self.path, self.file = path, _open(path)
+        finalize(self, os.close, self.file)
+        self.rows: OrderedDict[int, int] = OrderedDict()
+        self.signature: Signature | None = None
+        self._staged: dict[int, int] = {}
+        self._saved: set[int] = set()
+        self._free: list[int] = []
+        self._end = 0
+
+    def __getitem__(self, client: int) -> ClientState:
+        row = self.rows[client]
+        signature = self.signature or {}
+        buffers = [bytearray(prod(shape) * _itemsize(dtype)) for shape, dtype in signature.values()]
+        _read(self.file, buffers, row * self.row_bytes)
+        state = {}
+        for buffer, (name, (shape, dtype)) in zip(buffers, signature.items(), strict=True):
+            state[name] = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
+        return restored(state, self.precision, self.parameters)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.signature or {})
+
+    def stage(self, client: int, state: ClientState) -> None:
+        """Write a client's new state; until `commit` the client has its old one."""
+        tensors = stored(state, self.precision, self.parameters)
+        signature = signature_of(tensors)
+        if self.signature is None:
+            self.signature = signature
+        elif signature != self.signature:
+            raise KeelError(
+                f"client state must have the same names, shapes and dtypes for every client and round (got "
+                f"{_text(signature)}, before {_text(self.signature)}); change the algorithm's report()"
+            )
+        row = self._next_row()
+        self._staged[client] = row
+        _write(self.file, [_raw(tensor) for tensor in tensors.values()], row * self.row_bytes)
+
+    def commit(self) -> None:
+        """End the round: the staged states are now the clients' states."""
+        staged, self._staged = self._staged, {}  # first, so that an interrupt cannot have them freed as well
+        for client, row in staged.items():
+            self._release(self.rows.pop(client, None))
+            self.rows[client] = row
+        while self.keep is not None and len(self.rows) > self.keep:
+            self._release(self.rows.popitem(last=False)[1])
+
+    def discard(self) -> None:
+        """Drop the states that an interrupted round staged."""
+        self._free += self._staged.values()
+        self._staged = {}
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint needs, once the rows are on disk. Call `saved` when the checkpoint is written."""
+        os.fsync(self.file)
+        clients, rows = (np.fromiter(values, np.int64, len(self.rows)) for values in (self.rows, self.rows.values()))
+        return {"clients": clients, "rows": rows, "signature": json.dumps(self.signature)}
+
+    def saved(self) -> None:
+        """The checkpoint is written: rows that it does not need are free. Not to be called within a round."""
+        self._staged = {}
+        self._saved = set(self.rows.values())
+        self._free = [row for row in range(self._end) if row not in self._saved]
+
+    def restore(self, clients: np.ndarray, rows: np.ndarray, signature: str) -> None:
+        """Restore what `save` returned."""
+        parsed = json.loads(signature)
+        self.signature = None if parsed is None else {name: (shape, dtype) for name, (shape, dtype) in parsed.items()}
+        self.rows = OrderedDict(zip(clients.tolist(), rows.tolist(), strict=True))
+        self._end = 1 + max(rows.tolist(), default=-1)
+        if os.fstat(self.file).st_size < self._end * self.row_bytes:
+            raise KeelError(f"run: {str(self.path)!r} is damaged: it is shorter than its checkpoint requires")
+        self.saved()
+
+    def _release(self, row: int | None) -> None:
+        if row is not None and row not in self._saved:
+            self._free.append(row)
+
+    def _next_row(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._end += 1
+        return self._end - 1
+
+
+def stored(state: ClientState, precision: Precision, parameters: int | None) -> ClientState:
+    """The state as it is stored: with half precision, float32 tensors as long as the model are cast to it."""
+    dtype = getattr(torch, precision)
+    return {
+        name: value.to(dtype) if value.dtype == torch.float32 and value.numel() == parameters else value
+        for name, value in state.items()
+    }
+
+
+def restored(state: ClientState, precision: Precision, parameters: int | None) -> ClientState:
+    """The inverse of `stored`."""
+    dtype = getattr(torch, precision)
+    return {
+        name: value.float() if value.dtype == dtype and value.numel() == parameters else value
+        for name, value in state.items()
+    }
+
+
+def within_budget(server: State, before: State, limit: float, states_file: Path | None) -> State:
+    """The server state; beyond `limit` bytes, tensors that a round left unchanged go to files next to `states_file`."""
+    if sum(tensor.numel() * tensor.element_size() for tensor in server.values()) <= limit:
+        return server
+    unchanged = {id(tensor) for tensor in before.values()}
+    folder = None if states_file is None else states_file.parent
+    return {name: to_mapped_file(value, folder) if id(value) in unchanged else value for name, value in server.items()}
+
+
+def to_mapped_file(tensor: Tensor, folder: Path | None) -> Tensor:
+    """The tensor in a memory-mapped file, which is removed with the tensor. One that is mapped already stays."""
+    if tensor.untyped_storage().filename is not None:
+        return tensor
+    with NamedTemporaryFile(prefix=".keel-", dir=folder) as file:
+        file.truncate(tensor.numel() * tensor.element_size())
+        mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+    return mapped.copy_(tensor.reshape(-1)).view(tensor.shape)
+
+
+def signature_of(tensors: Mapping[str, Tensor]) -> Signature:
+    return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
+
+
+def row_bytes(signature: Signature) -> int:
+    return sum(prod(shape) * _itemsize(dtype) for shape, dtype in signature.values())
+
+
+def _open(path: Path | None) -> int:
+    if path is not None:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor, name = mkstemp(prefix="keel-")
+    Path(name).unlink()
+    return descriptor
+
+
+def _read(file: int, buffers: list[bytearray], offset: int) -> None:
+    """Fill the buffers."""
+    views = [memoryview(buffer) for buffer in buffers]
+    _transfer(os.preadv, file, views, offset, "the file of client states is shorter than it was")
+
+
+def _write(file: int, contents: list[memoryview], offset: int) -> None:
+    """Write all of the contents."""
+    _transfer(os.pwritev, file, contents, offset, "client states could not be written; the disk may be full")
+
+
+def _transfer(
+    call: Callable[[int, list[memoryview], int], int], file: int, views: list[memoryview], offset: int, failure: str
+) -> None:
+    """Read or write all of the views. One call of the system transfers at most 2 GiB."""
+    views = [view for view in views if len(view)]
+    while views:
+        count = call(file, views, offset)
+        if count == 0:
+            raise OSError(failure)
+        offset += count
+        views = _after(views, count)
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the views after their first `count` bytes."""
+    for number, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[number + 1 :]]
+        count -= len(view)
+    return []
+
+
+def _text(signature: Signature) -> str:
+    return ", ".join(f"{name} {dtype}{shape}" for name, (shape, dtype) in signature.items())
+
+
+def _itemsize(dtype: str) -> int:
+    return getattr(torch, dtype).itemsize
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

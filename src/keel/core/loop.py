@@ -1,0 +1,210 @@
+"""The federated loop: sample a cohort, broadcast, train, aggregate, evaluate, notify the observers.
+
+It is given a task, an algorithm, a sampler and an engine, and knows no spec, folder, terminal or cluster.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+from torch import Tensor
+
+from keel.algorithms.base import Algorithm, ClientState, Message, Report, State
+from keel.core.client_state import ClientStates, Precision, within_budget
+from keel.core.devices import single_thread
+from keel.core.engine import Dropped, Engine, RoundWork
+from keel.core.flat_model import FlatModel
+from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
+from keel.core.participation import Participation
+from keel.core.randomness import keyed_torch_rng
+from keel.core.records import Record
+from keel.core.reports import ReportCollector, client_inputs
+from keel.core.sampling import Sampler
+from keel.core.schedules import LearningRate
+from keel.core.task import Task
+from keel.core.training_state import BUFFERS, TrainingState
+from keel.errors import KeelError
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The settings of the loop itself."""
+
+    seed: int
+    rounds: int
+    local_lr: LearningRate
+    server_lr: LearningRate
+    evaluated: Callable[[int], bool]
+    """Whether the model is evaluated after round t."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    local_buffers: bool = False
+    """Whether each client keeps the buffers that training changes."""
+    server_ram: float = 4e9
+    """Bytes of server state kept in RAM; beyond it, tensors that a round leaves unchanged go to files."""
+    state_precision: Precision = "float32"
+    state_keep: int | None = None
+    """How many clients' states are kept at most."""
+
+
+class Loop:
+    """One federated training, from any training state."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        sampler: Sampler,
+        engine: Engine,
+        settings: LoopSettings,
+        observers: Sequence[Observer] = (),
+    ):
+        self.task, self.algorithm, self.engine, self.settings = task, algorithm, engine, settings
+        self.observers = [Traffic(), *observers]
+        self.participation = Participation(
+            sampler, task.data.partition, settings.weighting, settings.local_lr, settings.server_lr
+        )
+        model = FlatModel(task.module, task.moving)
+        self.initial, self.initial_buffers = model.weights, model.buffers()
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.participation.sampler
+
+    @property
+    def parameters(self) -> int:
+        return self.initial.numel()
+
+    def start(self, path: Path | None = None) -> TrainingState:
+        """The state before the first round. Client states go to the file at `path`, or to a temporary one."""
+        with keyed_torch_rng(self.settings.seed, "server", 0):
+            server = self.algorithm.init_server(self.initial)
+        return TrainingState(0, server, self.client_states(path), self.initial_buffers)
+
+    def client_states(self, path: Path | None = None) -> ClientStates:
+        return ClientStates(path, self.settings.state_precision, self.settings.state_keep, self.parameters)
+
+    def run(
+        self, state: TrainingState, hooks: Sequence[Observer | Hook] = (), stop: Callable[[], bool] = lambda: False
+    ) -> str:
+        """Run the remaining rounds. Returns "finished", "diverged", or "interrupted" when `stop` returned True."""
+        observers = [*self.observers, *map(as_observer, hooks)]
+        try:
+            while state.round < self.settings.rounds:
+                began = perf_counter()
+                with single_thread(), keyed_torch_rng(self.settings.seed, "server", state.round + 1):
+                    record = self._round(state, observers)
+                for observer in observers:
+                    observer.round_recorded(record, state, perf_counter() - began)
+                if record.get("diverged"):
+                    return "diverged"
+                if stop() and state.round < self.settings.rounds:
+                    return "interrupted"
+            return "finished"
+        finally:
+            self.engine.close()
+
+    def _round(self, state: TrainingState, observers: Sequence[Observer]) -> Record:
+        """One round, as in the paper's listing. `state` becomes that after the round."""
+        algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
+        work = self._broadcast(state, observers)
+        if algorithm.probes:
+            work, server = self._probe(work, server, dropped, observers)
+        work, results = self._replies(work, self.engine.train(work), dropped)
+        weights = self.participation.weights(work.cohort)
+        collector = ReportCollector(state, work, weights, not self.settings.local_buffers)
+        reports = collector.reports(results, observers)
+        server = self._checked(algorithm.aggregate(server, reports, work.ctx))
+        for _ in reports:  # an algorithm may not need all of them; the clients took part all the same
+            pass
+        event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
+        record = make_record(event, dropped, collector.losses, observers)
+        state.round, state.server = (
+            work.ctx.round,
+            within_budget(server, state.server, self.settings.server_ram, state.clients.path),
+        )
+        state.clients.commit()
+        state.buffers = state.buffers if collector.mean_buffers is None else collector.mean_buffers
+        return self._evaluated(record, state) if event.evaluated else record
+
+    def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
+        """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged."""
+        t = state.round + 1
+        state.clients.discard()  # of a round that was interrupted
+        for observer in observers:
+            observer.round_started(t)
+        cohort = self.participation.cohort(t)
+        ctx = self.participation.context(t, cohort)
+        received = self.algorithm.broadcast(state.server, ctx)
+        averaged = None if self.settings.local_buffers else state.buffers
+        _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
+        states, buffers = self.client_inputs(cohort, state)
+        return RoundWork(cohort, received, states, ctx, buffers)
+
+    def _probe(
+        self, work: RoundWork, server: State, dropped: dict[int, Dropped], observers: Sequence[Observer]
+    ) -> tuple[RoundWork, State]:
+        """The first phase: the cohort sends full gradients at the server's model, and receives a second message."""
+
+        def received() -> Iterator[Report]:
+            for message, weight in zip(probes, self.participation.weights(work.cohort), strict=True):
+                for observer in observers:
+                    observer.message_received(message)
+                yield Report(message, weight, steps=0)
+
+        work, probes = self._replies(work, self.engine.probe(work), dropped)
+        server, message = self.algorithm.absorb(server, received(), work.ctx)
+        _sent(message, work.cohort, observers)
+        return replace(work, received={**work.received, **message}), server
+
+    def _replies(
+        self, work: RoundWork, replies: Iterator[Reply | Dropped], dropped: dict[int, Dropped]
+    ) -> tuple[RoundWork, Iterable[Reply]]:
+        """The work of the clients that answered, and their replies; the others are added to `dropped`.
+
+        Simulated clients always answer, so their replies are read one by one, when they are needed.
+        """
+        if not self.engine.remote:
+            return work, cast(Iterator[Reply], replies)
+        every = dict(enumerate(replies))
+        dropped |= {int(work.cohort[row]): reply for row, reply in every.items() if isinstance(reply, Dropped)}
+        answered = {row: reply for row, reply in every.items() if not isinstance(reply, Dropped)}
+        if len(answered) < len(every):
+            rows = list(answered)
+            work = work.of(rows, self.participation.context(work.ctx.round, work.cohort[rows]))
+        return work, answered.values()
+
+    def _evaluated(self, record: Record, state: TrainingState) -> Record:
+        """The record with the model's metrics on the test examples."""
+        if not record.get("diverged"):
+            metrics = self.engine.evaluator.quality(self.engine.measure(state.server["theta"], state.buffers))
+            if isfinite(metrics.get("test_loss", 0.0)):  # missing where no site with test examples answered
+                cast(dict[str, Any], record).update(metrics)
+            else:
+                record["diverged"] = True
+        return record
+
+    def client_inputs(
+        self, cohort: np.ndarray, state: TrainingState
+    ) -> tuple[Sequence[ClientState], Sequence[Tensor | None]]:
+        """Each client's state and the buffers it starts from, read when they are needed."""
+        initial = self.algorithm.init_client(self.initial)
+        return client_inputs(cohort.tolist(), state, initial, self.settings.local_buffers)
+
+    def _checked(self, server: State) -> State:
+        if "theta" not in server or server["theta"].shape != self.initial.shape:
+            raise KeelError(
+                f"{type(self.algorithm).__name__}.aggregate must return a server state whose 'theta' has "
+                f"{self.parameters} elements, as the model does"
+            )
+        return server
+
+
+def _sent(message: Message, cohort: np.ndarray, observers: Sequence[Observer]) -> None:
+    for observer in observers:
+        observer.message_sent(message, len(cohort))

@@ -1,0 +1,80 @@
+"""A round's cohort: who takes part, in which order, with which weights, and what all of them know."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from keel.algorithms.base import Context
+from keel.core.examples import Partition
+from keel.core.sampling import Sampler
+from keel.core.schedules import LearningRate
+from keel.errors import KeelError
+
+
+@dataclass
+class Participation:
+    """Cohorts of a sampler over the clients of a partition."""
+
+    sampler: Sampler
+    partition: Partition
+    weighting: Literal["examples", "uniform"]
+    """Whether the mean over a cohort is weighted by each client's number of examples."""
+    local_lr: LearningRate
+    server_lr: LearningRate
+
+    def __post_init__(self) -> None:
+        if self.sampler.clients != self.partition.clients:
+            raise KeelError(
+                f"sampler.clients must be the number of clients of the data, {self.partition.clients} "
+                f"(got {self.sampler.clients})"
+            )
+
+    @property
+    def all_clients(self) -> np.ndarray:
+        return self._ordered(np.arange(self.sampler.clients))
+
+    def cohort(self, t: int) -> np.ndarray:
+        """The cohort of round t in the order of aggregation."""
+        cohort = np.asarray(self.sampler.cohort(t))
+        numbers = cohort.ndim == 1 and np.issubdtype(cohort.dtype, np.integer) and len(cohort) > 0
+        if (
+            not numbers
+            or cohort.min() < 0
+            or cohort.max() >= self.sampler.clients
+            or len(np.unique(cohort)) < len(cohort)
+        ):
+            raise KeelError(
+                f"sampler.cohort({t}) must be distinct numbers from 0 to {self.sampler.clients - 1} (got {cohort})"
+            )
+        return self._ordered(cohort)
+
+    def weights(self, cohort: np.ndarray) -> list[float]:
+        """Each client's share in the mean; they sum to one."""
+        if self.weighting == "uniform":
+            return [1 / len(cohort)] * len(cohort)
+        sizes = self.partition.sizes_of(cohort)
+        return (sizes / sizes.sum()).tolist()
+
+    def context(self, t: int, cohort: np.ndarray) -> Context:
+        share = len(cohort) / self.sampler.clients
+        if self.weighting == "examples":
+            share = self.partition.sizes_of(cohort).sum().item() / self._examples
+        return Context(
+            round=t,
+            clients=self.sampler.clients,
+            cohort=len(cohort),
+            share=share,
+            period=self.sampler.period,
+            lr=self.local_lr(t),
+            server_lr=self.server_lr(t),
+        )
+
+    @cached_property
+    def _examples(self) -> int:
+        return int(self.partition.sizes.sum())
+
+    def _ordered(self, cohort: np.ndarray) -> np.ndarray:
+        """Most examples first, so that no core waits for a long client at the end of a round."""
+        return cohort[np.argsort(-self.partition.sizes_of(cohort), kind="stable")]

@@ -1,0 +1,89 @@
+"""The records of a run: a line of metrics.jsonl, summary.json and environment.json."""
+
+from typing import Any, TypedDict
+
+
+class Record(TypedDict, total=False):
+    """One round, a line of metrics.jsonl. It holds no times, so that equal runs have equal records.
+
+    Observers and hooks may add keys of their own.
+    """
+
+    round: int
+    cohort: list[int]
+    """The clients whose reports were aggregated, in the order of aggregation."""
+    lr: float
+    """The local learning rate."""
+    bytes_down: int
+    bytes_up: int
+    dropped: dict[str, str]
+    """Clients that did not answer or whose reply was rejected, with the reason."""
+    train_loss: float | None
+    diverged: bool
+    drift: float | None
+    momentum_angle: float | None
+    deviation: dict[str, float | None]
+    test_loss: float
+    accuracy: float
+    class_accuracy: list[float | None]
+    bytes_evaluation: int
+
+
+class Summary(TypedDict):
+    """How a run ended: summary.json."""
+
+    status: str
+    """finished, diverged or interrupted."""
+    rounds: int
+    accuracy: float | None
+    """The mean over the last `evaluation.last` rounds; None unless the run finished."""
+    last_accuracy: float | None
+    test_loss: float | None
+    class_accuracy: list[float | None] | None
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    engine: str
+    seed: int
+    parameters: int
+    model_sha256: str
+
+
+class Versions(TypedDict):
+    """The software and the machine that a run's bits may depend on."""
+
+    keel: str
+    source_sha256: str
+    python: str
+    torch: str
+    numpy: str
+    platform: str
+    processor: str
+    cores: int | None
+
+
+class Environment(Versions, total=False):
+    """What a run used besides its spec: environment.json."""
+
+    engine: str
+    device: str
+    layout: str
+    workers: int
+    processes: int
+    """The processes that trained concurrently in a full cohort."""
+    bit_identical: bool
+    """Whether the engine's results equal those of `serial` to the bit."""
+    algorithm_class: str
+    sampler: str
+    """The class and the cohort size of a sampler that was passed in Python."""
+    cohorts_sha256: str
+    title: str
+    """The algorithm's name as people write it."""
+    loss: str
+    parameters: int
+    initial_sha256: str
+    examples_sha256: str
+    partition_sha256: str
+    training: str
+    """A federation's identifier of this training."""
+    sites: list[dict[str, Any]]

@@ -1,0 +1,31 @@
+"""Learning rates over rounds."""
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Literal
+
+Schedule = Literal["constant", "cosine", "linear", "exponential"]
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """A learning rate as a function of the round. Cosine and linear fall to zero after the last of `rounds`."""
+
+    initial: float
+    schedule: Schedule
+    decay: float
+    """The factor per round of the exponential schedule."""
+    rounds: int
+
+    def __call__(self, round: int) -> float:
+        """The learning rate of this round; the first round is 1."""
+        done = (round - 1) / self.rounds
+        match self.schedule:
+            case "constant":
+                return self.initial
+            case "cosine":
+                return self.initial * (1 + cos(pi * done)) / 2
+            case "linear":
+                return self.initial * (1 - done)
+            case "exponential":
+                return self.initial * self.decay ** (round - 1)

@@ -1,0 +1,44 @@
+"""A task: the model, the data and the loss that are trained on."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keel.core.examples import FederatedData
+from keel.core.flat_model import Loss
+from keel.core.transforms import Layout
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its federated data and its loss, checked against each other."""
+
+    module: nn.Module
+    data: FederatedData
+    loss: Loss
+    moving: tuple[str, ...] = ()
+    """The names of the model's buffers that training changes."""
+    layout: Layout = "contiguous"
+    """The memory layout of the transformed images."""
+
+
+def default_loss(data: FederatedData) -> Loss:
+    return per_sequence_cross_entropy(data.specials) if data.specials else per_example_cross_entropy
+
+
+def per_example_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+@cache
+def per_sequence_cross_entropy(specials: tuple[int, ...]) -> Loss:
+    """The mean cross entropy over the positions of a sequence that are not padding, which is the first special."""
+    padding = specials[0]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=padding)
+        return losses.sum(1) / (targets != padding).sum(1).clamp(min=1)
+
+    return loss

@@ -1,0 +1,26 @@
+"""The state of a training between two rounds: all that a checkpoint has to hold."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from keel.algorithms.base import State
+from keel.core.client_state import ClientStates
+
+BUFFERS = "keel.buffers"
+"""The model's buffers in a client's state or in a message; no algorithm uses this name."""
+
+
+@dataclass
+class TrainingState:
+    """All that is needed to continue: the last finished round, the server state and the client states.
+
+    `buffers` are the model's averaged ones. A client that keeps its buffers local has them in its state, under BUFFERS.
+    `observed` are tensors that observers keep between rounds.
+    """
+
+    round: int
+    server: State
+    clients: ClientStates = field(default_factory=ClientStates)
+    buffers: Tensor | None = None
+    observed: dict[str, Tensor] = field(default_factory=dict)

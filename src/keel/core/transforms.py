@@ -1,0 +1,60 @@
+"""Transforms: how stored examples become a model's inputs.
+
+A transform draws its random choices (crops, flips) in one step and applies them in another, so that the examples of
+any number of clients can be transformed as one batch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Transform(Protocol):
+    """Turns stored inputs into the tensors that the model takes."""
+
+    @property
+    def random(self) -> bool:
+        """Whether training augments the inputs at random."""
+
+    def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
+        """Draw the random choices for `examples` inputs, one row per input; None if the transform is deterministic."""
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        """Transform stored inputs. Without `choices`, as in evaluation, no augmentation is applied."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Pass float inputs to the model unchanged."""
+
+    random = False
+
+    def draw(self, examples: int, rng: np.random.Generator) -> None:
+        return None
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        return inputs
+
+
+Layout = Literal["contiguous", "channels_last"]
+"""The memory format of image tensors, as in PyTorch: channel by channel, or pixel by pixel."""
+
+
+@dataclass(frozen=True)
+class ChannelsLast:
+    """Apply another transform and return its images in the channels-last memory format."""
+
+    inner: Transform
+
+    @property
+    def random(self) -> bool:
+        return self.inner.random
+
+    def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
+        return self.inner.draw(examples, rng)
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        return self.inner(inputs, choices).contiguous(memory_format=torch.channels_last)

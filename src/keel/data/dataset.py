@@ -1,0 +1,43 @@
+"""A data set before it is partitioned: what every loader returns."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keel.core.examples import Examples
+from keel.core.transforms import Identity, Transform
+from keel.errors import KeelError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test examples that are not yet assigned to clients.
+
+    Args:
+        train: Inputs and targets to train on, as they are stored.
+        test: Inputs and targets to test on.
+        classes: The number of classes; 0 if the targets are not class labels.
+        keys: The client of each training example (a writer, a user, a hospital), if the data have natural clients.
+        test_keys: The client of each test example, if the clients of the test examples also train.
+        rows: The rows of `train` that are examples, if not all of them are: a window of a text that spans two speakers
+            is not. `keys` then has one entry per element of `rows`.
+        transform: Turns stored inputs into the model's inputs.
+        specials: Targets that accuracy does not count. The first is padding, which the loss ignores too.
+        sha256: A hash of the stored content, if it is known; otherwise it is computed from the arrays.
+    """
+
+    train: Examples
+    test: Examples
+    classes: int
+    keys: np.ndarray | None = None
+    test_keys: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    transform: Transform = field(default_factory=Identity)
+    specials: tuple[int, ...] = ()
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        examples = len(self.train if self.rows is None else self.rows)
+        for name, keys, count in ("keys", self.keys, examples), ("test_keys", self.test_keys, len(self.test)):
+            if keys is not None and keys.shape != (count,):
+                raise KeelError(f"data.{name} must hold one key per example: shape ({count},) (got {keys.shape})")

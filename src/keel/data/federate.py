@@ -1,0 +1,165 @@
+"""Federated data from Python: arrays, Hugging Face data sets and flwr-datasets partitioners.
+
+Neither package is imported: their objects are converted to numpy arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from keel.core.examples import Examples, FederatedData
+from keel.data.arrays import as_dataset, examples
+from keel.data.dataset import Dataset
+from keel.data.partition import PartitionScheme, partition_dataset
+from keel.data.transforms import Pixels
+from keel.errors import KeelError
+
+
+class HuggingFaceDataset(Protocol):
+    """The parts of a datasets.Dataset that are used."""
+
+    column_names: Any
+
+    def with_format(self, type: str, /) -> Any: ...
+
+
+class Partitioner(Protocol):
+    """The parts of a flwr-datasets partitioner that are used."""
+
+    @property
+    def num_partitions(self) -> int: ...
+
+    def load_partition(self, partition_id: int, /) -> Any: ...
+
+
+def federate(
+    inputs: ArrayLike | torch.Tensor,
+    labels: ArrayLike | torch.Tensor,
+    *,
+    test: tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor],
+    keys: ArrayLike | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
+    seed: int = 0,
+    name: str = "custom",
+) -> FederatedData:
+    """Make federated data from arrays.
+
+    Args:
+        inputs: One row per example. They become 32-bit floats.
+        labels: One whole number from 0 per example.
+        test: Inputs and labels of the test examples.
+        keys: The client of each example. Without keys, examples are assigned to clients at random.
+        clients: The number of clients; with `keys`, that many of them are drawn (default: all).
+        alpha: Without keys, the concentration of the clients' Dirichlet label distributions; 0 is one class per client,
+            None (the default) is IID.
+        seed: The seed of the partition.
+        name: The name in reports.
+    """
+    train = examples(_array(inputs), _array(labels), "data.")
+    test_examples = examples(_array(test[0]), _array(test[1]), "data.test_")
+    dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)))
+    return _partition(name, dataset, clients, alpha, seed)
+
+
+def from_dataset(
+    train: HuggingFaceDataset,
+    *,
+    input: str,
+    label: str,
+    test: HuggingFaceDataset,
+    client: str | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
+    seed: int = 0,
+    name: str = "custom",
+) -> FederatedData:
+    """Make federated data from a Hugging Face datasets.Dataset.
+
+    Args:
+        train: The training rows.
+        input: The column of the inputs. Images stay bytes until a batch is trained on; others become 32-bit floats.
+        label: The column of the labels.
+        test: The test rows.
+        client: The column of natural clients, if there is one.
+        clients, alpha, seed, name: As in `federate`.
+    """
+    keys = None if client is None else _column(train, client)
+    return _partition(name, _convert([train], test, input, label, keys), clients, alpha, seed)
+
+
+def from_partitioner(
+    partitioner: Partitioner, *, input: str, label: str, test: HuggingFaceDataset, name: str = "custom"
+) -> FederatedData:
+    """Make federated data from a flwr-datasets partitioner: one client per partition."""
+    parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    sizes = [len(part) for part in parts]
+    if 0 in sizes:
+        raise KeelError(f"data: partition {sizes.index(0)} has no examples; every partition needs at least one")
+    keys = np.repeat(np.arange(len(parts)), sizes)
+    return _partition(name, _convert(parts, test, input, label, keys), None, None, 0)
+
+
+def _partition(name: str, dataset: Dataset, clients: int | None, alpha: float | None, seed: int) -> FederatedData:
+    if dataset.keys is not None and alpha is not None:
+        raise KeelError(f"data.alpha = {alpha} requires data without keys; pass keys or alpha, not both")
+    scheme: PartitionScheme = "key" if dataset.keys is not None else "iid" if alpha is None else "dirichlet"
+    return partition_dataset(name, dataset, seed, scheme, clients=clients, alpha=alpha or 0.0)
+
+
+def _convert(
+    parts: Sequence[HuggingFaceDataset], test: HuggingFaceDataset, input: str, label: str, keys: np.ndarray | None
+) -> Dataset:
+    """Concatenate the parts to one data set; images get a transform that scales them to [0, 1]."""
+    inputs = [_inputs(part, input) for part in [*parts, test]]
+    if len({(array.shape[1:], array.dtype == np.uint8) for array in inputs}) > 1:
+        raise _not_uniform(input)
+    dataset = as_dataset(
+        _examples(np.concatenate(inputs[:-1]), np.concatenate([_column(part, label) for part in parts]), "data."),
+        _examples(inputs[-1], _column(test, label), "data.test_"),
+        keys,
+    )
+    if dataset.train.inputs.dtype != torch.uint8:
+        return dataset
+    channels = dataset.train.inputs.shape[1]
+    return replace(dataset, transform=Pixels((0.0,) * channels, (1.0,) * channels))
+
+
+def _inputs(dataset: HuggingFaceDataset, column: str) -> np.ndarray:
+    """Return a column of inputs; images with the channels first."""
+    values = _column(dataset, column)
+    if values.dtype == object:
+        raise _not_uniform(column)
+    if values.dtype == np.uint8 and values.ndim == 3:
+        return values[:, None]
+    return values.transpose(0, 3, 1, 2) if values.dtype == np.uint8 and values.ndim == 4 else values
+
+
+def _examples(inputs: np.ndarray, labels: np.ndarray, field: str) -> Examples:
+    if inputs.dtype != np.uint8 or inputs.ndim != 4:
+        return examples(inputs, labels, field)
+    checked = examples(inputs[:, 0, 0, 0], labels, field)  # checks the labels; bytes need no check
+    return Examples(torch.from_numpy(np.ascontiguousarray(inputs)), checked.targets)
+
+
+def _column(dataset: HuggingFaceDataset, name: str) -> np.ndarray:
+    if not (hasattr(dataset, "column_names") and hasattr(dataset, "with_format")):
+        raise KeelError(f"data must be a datasets.Dataset (got {type(dataset).__name__}); for arrays use keel.federate")
+    if name not in dataset.column_names:
+        raise KeelError(f"data has no column {name!r}; its columns are {', '.join(dataset.column_names)}")
+    return np.asarray(dataset.with_format("numpy")[name][:])
+
+
+def _not_uniform(column: str) -> KeelError:
+    return KeelError(
+        f"data: column {column!r} must have numbers of one shape and type; "
+        "resize images and make them all grey or all colour"
+    )
+
+
+def _array(values: ArrayLike | torch.Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

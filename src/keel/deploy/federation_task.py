@@ -1,0 +1,43 @@
+"""The server's task: it has the model and the sites' descriptions, but no training examples."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from keel.config.schema import Spec
+from keel.core.examples import Examples, Partition, RemoteData
+from keel.core.flat_model import Loss, state_fingerprint
+from keel.core.task import Task
+from keel.deploy.descriptions import Description
+from keel.errors import KeelError
+from keel.runs.build import make_task
+
+
+def federation_task(
+    spec: Spec, module: nn.Module, descriptions: list[Description], test: Examples | None, loss: Loss | None
+) -> Task:
+    """Make the task from the sites' descriptions, after checking that they agree with each other and with the model."""
+    first = descriptions[0]
+    for site in descriptions:
+        for name in "shape", "target_shape", "classes", "moving":
+            if site[name] != first[name]:
+                raise KeelError(
+                    f"{name} must be the same at every site (got {site[name]} at site {site['site']} "
+                    f"and {first[name]} at site {first['site']})"
+                )
+    placeholder = Examples(torch.zeros(1, *first["shape"]), torch.zeros(1, *first["target_shape"], dtype=torch.long))
+    partition = Partition(np.zeros(1), np.cumsum([0, *(site["examples"] for site in descriptions)]))
+    data = RemoteData("federation", placeholder, test or placeholder, partition, first["classes"])
+    task = make_task(spec, module=module, data=data, loss=loss)
+    if unknown := set(first["moving"]) - set(dict(task.module.named_buffers())):
+        raise KeelError(f"site {first['site']}: moving must name buffers of the server's model (got {sorted(unknown)})")
+    checksum = state_fingerprint(task.module)
+    for site in descriptions:
+        if site["model"] != checksum:
+            raise KeelError(
+                f"site {site['site']}: the initial model has checksum {site['model'][:12]}, but the server's has "
+                f"{checksum[:12]}; model() must return the same model on every machine"
+            )
+    return replace(task, moving=tuple(first["moving"]))

@@ -1,0 +1,55 @@
+"""The files of a rendered result: tables as text, Markdown, LaTeX and CSV, figures as HTML, SVG and PNG."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from keel.paper.results import Result
+from keel.paper.views import View, title_of
+from keel.report import charts
+from keel.report.tables import csv_of, latex, latex_note, markdown, text_of
+from keel.runs.files import write_atomic
+
+
+def write_files(result: Result, view: View, folder: Path) -> list[Path]:
+    """Write result.json and its renderings to a folder, and return the paths."""
+    title = title_of(result)
+    texts = {
+        "result.json": json.dumps(result, indent=1, ensure_ascii=False) + "\n",
+        "table.txt": "\n\n".join([title, *map(text_of, view.sheets), *view.notes]) + "\n",
+        "table.md": "\n\n".join([f"# {title}", *map(markdown, view.sheets), *view.notes]) + "\n",
+        "table.tex": "\n\n".join([f"% {title}", *map(latex, view.sheets), *map(latex_note, view.notes)]) + "\n",
+        "table.csv": csv_of(view.records),
+    }
+    contents = {name: text.encode() for name, text in texts.items()}
+    if view.figure is not None:
+        contents |= draw(view.figure, view.notes)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomic(folder / name, [content])
+    return [folder / name for name in contents]
+
+
+def draw(figure: dict[str, Any], notes: Sequence[str] = ()) -> dict[str, bytes]:
+    """Return a figure as SVG, as PNG, and as HTML that opens offline and contains the notes."""
+    return {"figure.html": _html(figure, notes), "figure.svg": svg(figure), "figure.png": _png(figure)}
+
+
+def svg(figure: dict[str, Any]) -> bytes:
+    return vl_convert.vegalite_to_svg(figure, vl_version=charts.VEGA_LITE).encode()
+
+
+def _png(figure: dict[str, Any]) -> bytes:
+    return vl_convert.vegalite_to_png(figure, vl_version=charts.VEGA_LITE, scale=2)
+
+
+def _html(figure: dict[str, Any], notes: Sequence[str]) -> bytes:
+    page = vl_convert.vegalite_to_html(figure, vl_version=charts.VEGA_LITE, bundle=True)
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    page = page.replace("<title>Chart</title>", f"<title>{escape(figure['title']['text'])}</title>")
+    page = page.replace("</body>", f'<div style="font: 14px sans-serif; max-width: 60em">{paragraphs}</div></body>')
+    return page.encode()

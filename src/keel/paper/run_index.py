@@ -1,0 +1,80 @@
+"""An index of run folders and searches by experiment, so that tables and figures share their runs."""
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from keel.config.overrides import flatten
+from keel.config.schema import Spec
+from keel.runs.folder import RunFolder
+from keel.runs.parallel import Job
+from keel.runs.search_space import Plan, Point
+
+
+class RunIndex:
+    """The run folders below `path`, indexed by experiment: which recipe started a run does not matter.
+
+    A finished run counts as a result whichever version of Keel made it; its environment.json records the version.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        folders = (RunFolder(file.parent) for file in sorted((path / "runs").glob("*/spec.toml")))
+        self.folders = {experiment_key(folder.spec): folder for folder in folders}
+
+    def find(self, spec: Spec) -> RunFolder | None:
+        """Return the folder of the run of `spec`, finished or not, or None."""
+        return self.folders.get(experiment_key(spec))
+
+    def finished(self, specs: Iterable[Spec]) -> list[RunFolder]:
+        """Return the folders of the finished runs among `specs`."""
+        return [folder for spec in specs if (folder := self.find(spec)) is not None and folder.ended]
+
+    def unfinished(self, specs: Iterable[Spec]) -> list[Spec]:
+        """Return the specs without a finished run, without duplicates."""
+        missing: dict[str, Spec] = {}
+        for spec in specs:
+            folder = self.find(spec)
+            if folder is None or not folder.ended:
+                missing[experiment_key(spec)] = spec
+        return list(missing.values())
+
+    def job(self, spec: Spec) -> Job:
+        """Return the spec with the folder in which its run is, or will be."""
+        folder = self.find(spec)
+        name = f"{spec.label}-{sha256(experiment_key(spec).encode()).hexdigest()[:8]}"
+        return Job(spec, folder.path if folder else self.path / "runs" / name)
+
+    def sweep_folder(self, plan: Plan) -> Path:
+        """Return the folder in which a search is to run."""
+        digest = sha256(json.dumps([plan.table, plan.described()], sort_keys=True).encode()).hexdigest()[:8]
+        return self.path / "sweeps" / f"{_sweep_name(plan)}-{digest}"
+
+    def best_point(self, plan: Plan) -> Point | None:
+        """Return the best point of a finished search, or None if it has not finished.
+
+        If every point diverged, return the first one, so that the reported runs diverge as well.
+        """
+        for file in sorted((self.path / "sweeps").glob(f"{_sweep_name(plan)}-*/sweep.json")):
+            sweep = json.loads(file.read_text(encoding="utf-8"))
+            expected = {**plan.described(), "base": json.loads(experiment_key(plan.base))}
+            if all(sweep.get(name) == expected[name] for name in ("base", "fields", "seeds", "on")):
+                return next((row["fields"] for row in sweep["points"] if row["best"]), sweep["points"][0]["fields"])
+        return None
+
+
+def experiment_key(spec: Spec) -> str:
+    """Return a text that is equal for equal experiments."""
+    return json.dumps(spec.experiment, sort_keys=True)
+
+
+def spec_fields(spec: Spec) -> dict[str, Any]:
+    """Return the fields of a spec by dotted name, without the seed and the trackers."""
+    return flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"}))
+
+
+def _sweep_name(plan: Plan) -> str:
+    """Return the part of a sweep folder's name that its data set, model and algorithm determine."""
+    return plan.base.label.rpartition("-seed")[0]

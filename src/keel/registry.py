@@ -1,0 +1,64 @@
+"""Finds what a spec names: something built in, an entry point of an installed package, or "module:name".
+
+The entry-point groups are keel.algorithms, keel.data, keel.models, keel.samplers, keel.engines and keel.displays.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from keel.errors import KeelError, unknown_name
+
+T = TypeVar("T")
+
+
+def find(field: str, name: str, builtin: Mapping[str, T], group: str) -> T:
+    """The object called `name`.
+
+    Args:
+        field: The spec's field, which an error names.
+        builtin: Built-in objects by name. They take precedence over entry points of the same name.
+        group: The entry-point group in which packages register theirs.
+
+    Raises:
+        KeelError: Nothing has this name, or what has it cannot be imported.
+    """
+    if name in builtin:
+        return builtin[name]
+    if ":" in name:
+        return imported(field, name)
+    registered = _registered(group)
+    if name in registered:
+        return _load(field, name, registered[name].load)
+    raise unknown_name(field, name, [*builtin, *registered], "or module:name")
+
+
+def known(name: str, builtin: Mapping[str, object], group: str) -> bool:
+    """Whether `find` would look for it; nothing is imported."""
+    return name in builtin or ":" in name or name in _registered(group)
+
+
+def imported(field: str, reference: str) -> Any:
+    """The object that "module:name" refers to. The working folder is searched too."""
+    module, _, name = reference.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return _load(field, reference, lambda: getattr(import_module(module), name))
+
+
+def _load(field: str, name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # the user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise KeelError(f"{field}: cannot import {name!r} ({reason})") from error
+
+
+@cache
+def _registered(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}

@@ -1,0 +1,183 @@
+"""A comparison of methods: settings, targets, and the rows of the results table."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from keel.config.network import Network
+from keel.config.overrides import flatten
+from keel.errors import KeelError, unknown_name
+from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
+from keel.report.method import Method, Table
+from keel.report.target import cost, saving
+from keel.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Methods of a comparison that are comparable: they share data, model, participation, rounds and evaluation."""
+
+    heading: str
+    fields: Table
+    """The fields in which it differs from the other settings."""
+    indices: list[int]
+    """Indices of its methods in the comparison."""
+    labels: list[str]
+    """Labels of its methods, as short as they can be within the setting."""
+    differing: dict[str, list[Any]]
+    """Fields of the spec, other than the algorithm's, in which its methods differ: a value for each method.
+
+    Fields that every label names are left out: they were varied on purpose.
+    """
+
+    @property
+    def title(self) -> str:
+        return f"{self.heading}: {self.description}" if self.fields else self.heading
+
+    @property
+    def description(self) -> str:
+        return ", ".join(f"{key} = {value}" for key, value in self.fields.items())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods with their targets: the final accuracy of the baseline in the same setting, or one number for all."""
+
+    methods: list[Method]
+    baseline: str
+    target: float | None = None
+
+    def baseline_of(self, method: Method) -> Method | None:
+        """Return the most accurate run of the baseline in the setting of `method`, or None."""
+        candidates = [m for m in self.methods if m.algorithm == self.baseline and m.comparable(method)]
+        return max(candidates, key=lambda m: m.accuracy_mean or 0.0, default=None)
+
+    @property
+    def window(self) -> int:
+        """Rounds over which accuracy is averaged before it is compared with a target: the longest of all methods."""
+        return max(method.window for method in self.methods)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """The groups of comparable methods, in the order of their first method."""
+        groups: list[list[int]] = []
+        for index, method in enumerate(self.methods):
+            group = next((group for group in groups if self.methods[group[0]].comparable(method)), None)
+            if group is None:
+                groups.append([index])
+            else:
+                group.append(index)
+        tables = [flatten(self.methods[group[0]].setting) for group in groups]
+        return [self._setting(group, table, tables) for group, table in zip(groups, tables, strict=True)]
+
+    def _setting(self, indices: list[int], table: Table, tables: list[Table]) -> Setting:
+        in_heading = ("data.name", "model.name", "task")
+        folders = [self.methods[index].folders[0] for index in indices]
+        labels = [self.methods[index].label for index in indices]
+        if len(tables) > 1:  # the title of the setting names what its methods have in common
+            labels = labels_of(folders)
+        return Setting(
+            f"{table['data.name']}, {table['model.name']}",
+            {k: v for k, v in table.items() if k not in in_heading and any(other.get(k) != v for other in tables)},
+            indices,
+            labels,
+            differing_fields(folders),
+        )
+
+    @cached_property
+    def varied(self) -> list[str]:
+        """The fields that distinguish settings, or methods of the same algorithm."""
+        tables = [setting.fields for setting in self.settings]
+        tables += distinguishing_fields([method.folders[0] for method in self.methods])
+        return list(dict.fromkeys(key for table in tables for key in table))
+
+    @cached_property
+    def targets(self) -> list[float | None]:
+        """The target of each method."""
+        if self.target is not None:
+            return [self.target] * len(self.methods)
+        baselines = [self.baseline_of(method) for method in self.methods]
+        return [baseline.accuracy_mean if baseline else None for baseline in baselines]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the results table, one row per method: what `keel compare --json` prints."""
+        differing: dict[int, Table] = {}
+        for setting in self.settings:
+            for column, index in enumerate(setting.indices):
+                differing[index] = {key: values[column] for key, values in setting.differing.items()}
+        pairs = zip(self.methods, self.targets, strict=True)
+        return [self._row(method, target, differing[index]) for index, (method, target) in enumerate(pairs)]
+
+    def ranks(self) -> list[int | None]:
+        """Return the rank of each method by accuracy in its setting, from 1; None for one that did not finish."""
+        return [
+            None
+            if method.accuracy_mean is None
+            else 1 + sum((m.accuracy_mean or 0) > method.accuracy_mean for m in self.methods if m.comparable(method))
+            for method in self.methods
+        ]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from keel.report.notebook import comparison_html  # imports the chart libraries, which a table does not need
+
+        return comparison_html(self)
+
+    def _row(self, method: Method, target: float | None, differing: Table) -> dict[str, Any]:
+        baseline = self.baseline_of(method)
+        spent = method.reaches(target) if target is not None else None
+        reference = baseline.reaches(target) if baseline and target is not None else None
+        row = {
+            "algorithm": method.algorithm,
+            "label": method.label,
+            "fields": {key: flatten(method.table).get(key) for key in self.varied},
+            "differing": differing,
+            "seeds": len(method.seeds),
+            "status": method.status,
+            "accuracy_mean": method.accuracy_mean,
+            "accuracy_std": method.accuracy_std,
+            "accuracy_interval": method.accuracy_interval,
+            "accuracy_seeds": method.final,
+            "target": target,
+            "rounds_to_target": spent.rounds if spent else None,
+            "rounds_to_target_seeds": method.reaches_by_seed(target) if target is not None else None,
+            "bytes_to_target": spent.bytes if spent else None,
+            "seconds_to_target": spent.seconds if spent else None,
+            "rounds_saved": saving(spent.rounds, reference.rounds) if spent and reference else None,
+            "bytes_saved": saving(spent.bytes, reference.bytes) if spent and reference else None,
+        }
+        ended = method.status in ("finished", "diverged") and method.total.rounds
+        if baseline is not None and target is not None and baseline.status == "finished" and ended:
+            row["cost"] = asdict(cost(spent, method.budget, reference or baseline.budget))
+        return row
+
+
+def differing_fields(folders: list[RunFolder]) -> dict[str, list[Any]]:
+    """Return the fields in which these runs differ, with the value of each run; see `Setting.differing`."""
+    tables = [flatten({k: v for k, v in shared_fields(folder).items() if k != "algorithm"}) for folder in folders]
+    in_labels = distinguishing_fields(folders)
+    fields = dict.fromkeys(field for table in tables for field in table)
+    return {
+        field: [table.get(field) for table in tables]
+        for field in fields
+        if any(table.get(field) != tables[0].get(field) for table in tables)
+        and not all(field in label for label in in_labels)
+    }
+
+
+def compare(
+    folders: list[RunFolder],
+    baseline: str | None = None,
+    target: float | None = None,
+    network: Network | None = None,
+) -> Comparison:
+    """Compare the runs in these folders; the baseline is FedAvg unless another algorithm is named.
+
+    With a network (given here, or the same one in all specs), wall-clock time is that of a federation on it.
+    """
+    methods = load_methods(folders, network)
+    if not any(len(method.rounds) for method in methods):
+        raise KeelError(f"run {str(folders[0].path)!r} has no accuracy yet; report on runs with an evaluation")
+    if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
+        raise unknown_name("--target", baseline, set(names))
+    return Comparison(methods, baseline or "fedavg", target)

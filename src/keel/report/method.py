@@ -1,0 +1,128 @@
+"""A method of a comparison: the runs that differ only in the seed, with their statistics over seeds."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from keel.report.target import WINDOW, Spent, first_reached, smoothed
+from keel.runs.folder import RunFolder
+
+STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
+"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last serves for more."""
+
+Table = dict[str, Any]
+"""A resolved spec, as read from spec.toml."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ only in the seed."""
+
+    label: str
+    table: Table
+    shared: Table
+    """The fields that its runs share, see `keel.report.loading.shared_fields`."""
+    task: tuple[Any, ...]
+    """Fingerprint of the data, the model and the loss: specs may be equal where these were passed in Python."""
+    seeds: list[int]
+    evaluated: list[int]
+    """Seeds with at least one evaluation; a run that has just begun, or diverged early, has none."""
+    rounds: np.ndarray
+    """Rounds in which every run in `evaluated` was evaluated."""
+    accuracy: np.ndarray
+    """One row per seed in `evaluated`, one column per round in `rounds`."""
+    loss: np.ndarray
+    """Test loss, in the same shape."""
+    bytes: np.ndarray
+    """Cumulative bytes, up and down, at each round in `rounds`: mean over seeds."""
+    seconds: np.ndarray
+    """Cumulative wall-clock time at each round in `rounds`: mean over seeds."""
+    total: Spent
+    """Total over the rounds that were run: mean over seeds."""
+    budget: Spent
+    """Total over the rounds of the spec: mean over seeds. Runs that stopped early are extrapolated."""
+    final: list[float] | None
+    """Final accuracy of each seed, averaged over the last rounds; None if a run did not finish."""
+    status: str
+    folders: list[RunFolder]
+    """Run folders, in the order of `seeds`."""
+
+    @property
+    def algorithm(self) -> str:
+        return self.table["algorithm"]["name"]
+
+    @property
+    def setting(self) -> Table:
+        """The fields that two methods must share to be comparable: all but the algorithm and its learning rates."""
+        local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}
+        common = ("rounds", "data", "model", "participation", "evaluation")
+        return {**{k: self.shared[k] for k in common}, "local": local, "task": self.task}
+
+    def comparable(self, other: "Method") -> bool:
+        return self.setting == other.setting
+
+    @property
+    def window(self) -> int:
+        """Rounds over which accuracy is averaged before it is compared with a target."""
+        return min(WINDOW, self.table["evaluation"]["last"])
+
+    @property
+    def accuracy_mean(self) -> float | None:
+        return fmean(self.final) if self.final else None
+
+    @property
+    def accuracy_std(self) -> float | None:
+        """Sample standard deviation over seeds; None for a single seed."""
+        return stdev(self.final) if self.final and len(self.final) > 1 else None
+
+    @property
+    def accuracy_interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean over seeds, by Student's t."""
+        if self.final is None or self.accuracy_std is None:
+            return None
+        freedom = len(self.final) - 1
+        return STUDENT[min(freedom, len(STUDENT)) - 1] * self.accuracy_std / sqrt(len(self.final))
+
+    def reaches(self, target: float) -> Spent | None:
+        """Return what was spent until the mean accuracy over seeds first reaches the target, or None."""
+        column = first_reached(self._levels, target)
+        return None if column is None else self._spent(column)
+
+    def reaches_by_seed(self, target: float) -> list[int | None]:
+        """Return the round in which the accuracy of each seed first reaches the target, in the order of `seeds`."""
+        if self.status == "diverged":
+            return [None] * len(self.seeds)
+        columns = {
+            seed: first_reached(smoothed(self.rounds, curve, self.window), target)
+            for seed, curve in zip(self.evaluated, self.accuracy, strict=True)
+        }
+        reached = [columns.get(seed) for seed in self.seeds]
+        return [None if column is None else int(self.rounds[column]) for column in reached]
+
+    @cached_property
+    def milestones(self) -> list[tuple[float, Spent]]:
+        """Each new maximum of the smoothed accuracy, and what was spent until then.
+
+        The first milestone that is not below a target is where `reaches` finds that target: the page looks it up here.
+        """
+        best, milestones = -np.inf, []
+        for column, level in enumerate(self._levels):
+            if level > best:
+                best = level
+                milestones.append((float(level), self._spent(column)))
+        return milestones
+
+    @cached_property
+    def _levels(self) -> np.ndarray:
+        """The mean accuracy over seeds, smoothed; empty if a run diverged: the method then reaches no target."""
+        if self.status == "diverged" or not len(self.rounds):
+            return np.empty(0)
+        return smoothed(self.rounds, self.accuracy.mean(axis=0), self.window)
+
+    def _spent(self, column: int) -> Spent:
+        return Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))

@@ -1,0 +1,73 @@
+"""HTML for notebooks: the curves of a run or a comparison as SVG, above a table. Requires no network.
+
+The chart uses the text colour of the notebook, so that it is readable in light and dark themes.
+"""
+
+import vl_convert
+from jinja2 import Environment
+from markupsafe import Markup
+
+from keel.core.records import Summary
+from keel.errors import KeelError
+from keel.report.charts import VEGA_LITE
+from keel.report.comparison import Comparison, compare
+from keel.report.explanations import difference_notes, explanation
+from keel.report.sections import sections
+from keel.report.tables import Sheet, results
+from keel.runs.folder import RunFolder
+from keel.units import duration, percent, size
+
+_INK, _LINE = "currentColor", "#8884"
+_PAGE = Environment(autoescape=True).from_string(
+    """<div>{{ chart }}
+{% for sheet in sheets %}<table>{% if sheet.title %}<caption>{{ sheet.title }}</caption>{% endif %}
+<thead><tr>{% for name in sheet.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>{% for row in sheet.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
+</table>{% endfor %}
+{% for note in notes %}<p>{{ note }}</p>
+{% endfor %}</div>"""
+)
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Return the HTML of a comparison: curves, results table and notes."""
+    notes = [*difference_notes(comparison), explanation(comparison)]
+    return _PAGE.render(chart=_chart(comparison), sheets=results(comparison), notes=notes)
+
+
+def run_html(folder: RunFolder, summary: Summary) -> str:
+    """Return the HTML of one run; without a chart if it has no accuracy."""
+    try:
+        chart = _chart(compare([folder]))
+    except KeelError:
+        chart = Markup("")
+    loss = summary["test_loss"]
+    row: dict[str, str] = {
+        "method": folder.title,
+        "status": summary["status"],
+        "rounds": str(summary["rounds"]),
+        "accuracy": percent(summary["accuracy"]),
+        "last accuracy": percent(summary["last_accuracy"]),
+        "test loss": "-" if loss is None else f"{loss:.4g}",
+        "bytes": size(summary["bytes_down"] + summary["bytes_up"]),
+        "wall-clock time": duration(summary["seconds"]),
+    }
+    sheet = Sheet("", list(row), [list(row.values())], {})
+    return _PAGE.render(chart=chart, sheets=[sheet], notes=[str(folder.path)])
+
+
+def _chart(comparison: Comparison) -> Markup:
+    """Return the accuracy curves as SVG, one chart per setting; names in it are escaped."""
+    images = []
+    for part in sections(comparison):
+        name = "accuracy-over-rounds"
+        chart = (
+            part.charts()[name]
+            .properties(width=560, height=280)
+            .configure(background="transparent")
+            .configure_view(stroke=None)
+            .configure_axis(labelColor=_INK, titleColor=_INK, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE)
+            .configure_legend(labelColor=_INK, orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1)
+        )
+        images.append(vl_convert.vegalite_to_svg(part.filled(name, chart), vl_version=VEGA_LITE))
+    return Markup("\n".join(images))

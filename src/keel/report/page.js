@@ -1,0 +1,287 @@
+// The script of the report: draws the charts of a setting when they come into view, and computes the table for the
+// target that the reader selects. Text from runs is only ever inserted as text, never as HTML.
+const { paper, sections } = JSON.parse(document.getElementById("data").textContent);
+const MAX_ROWS = 8000;  // per chart: curves of many methods are thinned further
+
+// Rounds half to even, as Python does.
+const fixed = (value, digits) => {
+  const [whole, rest] = value.toFixed(20).split(".");
+  if (!/^50*$/.test(rest.slice(digits))) return value.toFixed(digits);
+  const cut = digits ? `${whole}.${rest.slice(0, digits)}` : whole;
+  const even = Number(cut.at(-1)) % 2 === 0;
+  return even ? cut : (Number(cut) + Math.sign(value) * 10 ** -digits).toFixed(digits);
+};
+const percent = value => value === null ? "-" : `${fixed(100 * value, 1)} %`;
+const change = saved => {
+  if (saved === null) return "-";
+  const amount = `${fixed(100 * Math.abs(saved), 0)} %`;
+  return amount === "0 %" ? amount : `${saved > 0 ? "↓" : "↑"} ${amount}`;
+};
+const size = value => {
+  if (value === null) return "-";
+  for (const [unit, divisor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+    if (value >= divisor) return `${fixed(value / divisor, 1)} ${unit}`;
+  }
+  return `${value} B`;
+};
+// Formats a value of a chart as its tooltip does.
+const formatted = (value, format) => {
+  if (typeof value !== "number") return value ?? "-";
+  if (format.includes("%")) return percent(value);
+  return format.endsWith("s") ? size(value) : String(Number(value.toPrecision(4)));
+};
+const duration = value => {
+  if (value === null) return "-";
+  if (value < 60) return `${fixed(value, 1)} s`;
+  const minutes = Number(fixed(value / 60, 0)), hours = Math.floor(minutes / 60);
+  return hours ? `${hours}:${String(minutes % 60).padStart(2, "0")} h` : `${minutes} min`;
+};
+
+// Milestones are the new maxima of the smoothed accuracy, in order: the first that is not below the target reaches it.
+const reaches = (milestones, target) => {
+  const milestone = target === null ? undefined : milestones.find(([level]) => level >= target - 1e-9);
+  return milestone ? { rounds: milestone[1], bytes: milestone[2], seconds: milestone[3] } : null;
+};
+
+const theme = () => {
+  const style = getComputedStyle(document.documentElement);
+  const colour = name => style.getPropertyValue(name).trim();
+  return {
+    background: null, font: style.getPropertyValue("--font"), view: { stroke: null },
+    axis: { labelColor: colour("--soft"), titleColor: colour("--soft"), gridColor: colour("--grid"),
+            domainColor: colour("--line"), tickColor: colour("--line"), labelFontSize: 12, titleFontSize: 12,
+            titleFontWeight: "normal", titlePadding: 10 },
+    legend: { labelColor: colour("--soft"), titleColor: colour("--soft"), labelFontSize: 12, titleFontSize: 12,
+              titleFontWeight: "normal", orient: "top", gradientLength: 140, gradientThickness: 10 },
+    text: { color: colour("--ink") },
+    range: { heatmap: [colour("--cold"), colour("--warm")] },
+  };
+};
+
+const forEach = (root, selector, what) => root.querySelectorAll(selector).forEach(what);
+
+class Setting {
+  constructor(root, data) {
+    this.root = root;
+    this.data = data;
+    this.target = data.target;
+    this.visible = new Set();
+    this.waiting = new Set();
+    this.busy = new Set();
+    this.views = new Map();
+    const redraw = () => this.drawMethods();
+    forEach(root, ".axes select, .axes input, .methods input", input => input.addEventListener("change", redraw));
+    forEach(root, ".methods button", button => button.addEventListener("click", () => this.select(button.value)));
+    forEach(root, "thead button", button => button.addEventListener("click", () => this.sort(button.closest("th"))));
+    forEach(root, ".values", values => values.addEventListener("toggle", () => this.list(values)));
+    forEach(root, ".save", button => button.addEventListener("click", () => this.save(button)));
+    this.slider = root.querySelector(".target input");
+    this.slider.addEventListener("input", () => this.setTarget(Number(this.slider.value) / 100));
+    root.querySelector(".target button")?.addEventListener("click", () => {
+      this.slider.value = 100 * this.data.target;
+      this.setTarget(this.data.target);
+    });
+    const watcher = new IntersectionObserver(entries => {
+      for (const entry of entries.filter(entry => entry.isIntersecting && !this.visible.has(entry.target))) {
+        this.visible.add(entry.target);
+        this.draw(entry.target);
+      }
+    }, { rootMargin: "400px" });
+    forEach(root, ".chart", chart => watcher.observe(chart));
+    addEventListener("beforeprint", () => forEach(root, ".chart", chart => {
+      if (!this.visible.has(chart)) {
+        this.visible.add(chart);
+        this.draw(chart);
+      }
+    }));
+  }
+
+  get selected() {
+    return [...this.root.querySelectorAll(".methods input:checked")].map(box => Number(box.value)).sort((a, b) => a - b);
+  }
+
+  select(which) {
+    forEach(this.root, ".methods input", box => { box.checked = which === "all" || (which === "best" && box.defaultChecked); });
+    this.drawMethods();
+  }
+
+  // The name of the chart that an element shows now.
+  name(element) {
+    const { kind } = element.dataset;
+    const over = this.root.querySelector(".over").value;
+    if (kind === "curves") return `${this.root.querySelector(".what").value}-over-${over}`;
+    return kind === "cost" ? `accuracy-and-${over}` : kind;
+  }
+
+  rows(name) {
+    const { labels, curves, drift, heatmaps, final, milestones, unit_seconds } = this.data;
+    if (name in heatmaps) {
+      const { fields, rows } = heatmaps[name];
+      return rows.map(row => Object.fromEntries(fields.map((field, i) => [field, row[i]])));
+    }
+    if (name.includes("-and-")) {
+      const over = name.split("-and-")[1];
+      return this.selected.flatMap(i => {
+        const spent = reaches(milestones[i], this.target);
+        const [mean, spread] = final[i];
+        if (!spent || mean === null) return [];
+        const x = over === "time" ? spent.seconds / unit_seconds : spent[over];
+        return [{ method: labels[i], x, mean, low: mean - spread, high: mean + spread }];
+      });
+    }
+    const [what, over] = name.includes("-over-") ? name.split("-over-") : [name, "rounds"];
+    const source = name.includes("-over-") ? curves : drift;
+    const present = this.selected.filter(i => what in source[i]);
+    const all = present.reduce((sum, i) => sum + source[i][over].length, 0);
+    const stride = Math.ceil(all / MAX_ROWS);
+    return present.flatMap(i => {
+      const { [over]: xs, [what]: { mean, low = mean, high = mean } } = source[i];
+      return xs.map((x, k) => ({ method: labels[i], x, mean: mean[k], low: low[k], high: high[k] }))
+        .filter((row, k) => row.mean !== null && (k % stride === 0 || k === xs.length - 1));
+    });
+  }
+
+  // The chart with its data, and with the scales that the reader selected.
+  specification(element, config) {
+    const name = this.name(element);
+    const spec = structuredClone(this.data.charts[name]);
+    let rows = this.rows(name);
+    if (element.dataset.kind === "curves") {
+      const logarithmic = axis => this.root.querySelector(`.log-${axis}`).checked;
+      if (logarithmic("y")) {
+        rows = rows.filter(row => row.mean > 0);
+        const least = Math.min(...rows.map(row => row.low > 0 ? row.low : row.mean));
+        for (const row of rows) row.low = Math.max(row.low, least);
+      }
+      for (const { encoding } of spec.layer) {
+        for (const axis of ["x", "y"].filter(axis => logarithmic(axis) && encoding[axis]?.scale)) {
+          encoding[axis].scale = { type: "log", nice: false };
+        }
+      }
+    }
+    if (this.target === null) spec.layer = spec.layer?.filter(layer => layer.data?.name !== "targets");
+    return { ...spec, config, datasets: { rows, targets: [{ target: this.target }] } };
+  }
+
+  // Draws one chart at a time in each element; a change during drawing is drawn afterwards.
+  async draw(element) {
+    delete element.dataset.drawn;
+    this.waiting.add(element);
+    if (this.busy.has(element)) return;
+    this.busy.add(element);
+    while (this.waiting.delete(element)) await this.embed(element);
+    this.busy.delete(element);
+    element.dataset.drawn = this.name(element);
+    this.list(element.closest("figure").querySelector(".values"));
+  }
+
+  // The tooltips of all points as a table, for the keyboard and for screen readers.
+  list(values) {
+    if (!values.open) return;
+    const name = this.name(values.closest("figure").querySelector(".chart"));
+    const { layer = [], encoding } = this.data.charts[name];
+    const { tooltip } = [encoding, ...layer.map(one => one.encoding)].find(one => one?.tooltip);
+    const table = document.createElement("table");
+    const add = (row, kind, text) => row.appendChild(Object.assign(document.createElement(kind), { textContent: text }));
+    const head = table.createTHead().insertRow();
+    for (const { field, title } of tooltip) add(head, "th", title ?? field).scope = "col";
+    const body = table.createTBody();
+    for (const point of this.rows(name)) {
+      const row = body.insertRow();
+      for (const { field, format = "" } of tooltip) add(row, "td", formatted(point[field], format));
+    }
+    values.querySelector("div").replaceChildren(table);
+  }
+
+  async embed(element) {
+    this.views.get(element)?.finalize();
+    this.views.delete(element);
+    const config = theme();
+    const legend = element.dataset.kind in this.data.heatmaps ? config.legend : { disable: true };
+    const spec = this.specification(element, { ...config, legend });
+    if (!spec.datasets.rows.length) {
+      element.textContent = "The selected methods have no values for this chart.";
+      return;
+    }
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const options = { actions: false, renderer: "canvas", tooltip: { theme: dark ? "dark" : "light" } };
+    this.views.set(element, await vegaEmbed(element, spec, options));
+  }
+
+  drawMethods() {
+    for (const element of this.visible) if (!(element.dataset.kind in this.data.heatmaps)) this.draw(element);
+  }
+
+  drawAll() {
+    for (const element of this.visible) this.draw(element);
+  }
+
+  setTarget(target) {
+    const first = this.target === null;
+    this.target = target;
+    this.fillTable();
+    if (first) return this.drawMethods();
+    for (const element of this.visible) {
+      if (element.dataset.kind === "cost") this.draw(element);
+      else if (this.name(element).startsWith("accuracy-over")) {
+        this.views.get(element)?.view.data("targets", [{ target }]).runAsync();
+      }
+    }
+  }
+
+  // Fills the columns of the table that depend on the target.
+  fillTable() {
+    const { milestones, baseline } = this.data;
+    const reference = baseline === null ? null : reaches(milestones[baseline], this.target);
+    this.root.querySelector(".target output").textContent = percent(this.target);
+    this.slider.setAttribute("aria-valuetext", percent(this.target));
+    forEach(this.root, ".results tbody tr", row => {
+      const spent = reaches(milestones[row.dataset.method], this.target);
+      const saved = what => spent && reference && reference[what] ? 1 - spent[what] / reference[what] : null;
+      const cells = {
+        rounds: [spent?.rounds ?? null, value => this.target === null ? "-" : value === null ? "never" : String(value)],
+        "rounds-saved": [saved("rounds"), change],
+        bytes: [spent?.bytes ?? null, size],
+        "bytes-saved": [saved("bytes"), change],
+        time: [spent?.seconds ?? null, duration],
+      };
+      for (const [name, [value, text]] of Object.entries(cells)) {
+        const cell = row.querySelector(`.${name}`);
+        cell.textContent = text(value);
+        cell.dataset.value = value ?? "";
+      }
+    });
+  }
+
+  // Sorts by the column of this header; a second click reverses the order. Missing values stay last.
+  sort(head) {
+    const order = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+    forEach(head.parentElement, "th", other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", order);
+    const body = head.closest("table").tBodies[0];
+    const sign = order === "ascending" ? 1 : -1;
+    const key = row => {
+      const cell = row.cells[head.cellIndex];
+      return "value" in cell.dataset ? (cell.dataset.value === "" ? null : Number(cell.dataset.value)) : cell.textContent;
+    };
+    const compare = (a, b) => {
+      if (a === null || b === null) return (a === null) - (b === null);
+      return sign * (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+    };
+    body.append(...[...body.rows].sort((a, b) => compare(key(a), key(b))));
+  }
+
+  async save(button) {
+    const element = button.closest("figure").querySelector(".chart");
+    const spec = { ...this.specification(element, paper), width: 640 };
+    const { view, finalize } = await vegaEmbed(document.createElement("div"), spec, { actions: false });
+    const link = document.createElement("a");
+    link.href = await view.toImageURL(button.value, 2);
+    link.download = `${this.name(element)}.${button.value}`;
+    link.click();
+    finalize();
+  }
+}
+
+const settings = sections.map((data, i) => new Setting(document.getElementById(`setting-${i + 1}`), data));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => settings.forEach(setting => setting.drawAll()));

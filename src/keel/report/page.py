@@ -1,0 +1,166 @@
+"""The report page: one HTML file that opens offline in any browser, and its charts as files."""
+
+import json
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment
+from markupsafe import Markup
+
+from keel.report.charts import PAPER, VEGA_LITE, colours, dashes
+from keel.report.comparison import Comparison
+from keel.report.explanations import setting_notes
+from keel.report.label_distribution import heterogeneity
+from keel.report.sections import SHOWN, Rows, Section, sections
+from keel.report.tables import accuracy, change
+from keel.runs.files import write_atomic
+from keel.units import duration, percent, size
+
+
+def write_report(comparison: Comparison, path: Path) -> None:
+    """Write the tables and charts of all settings as one HTML file without external resources."""
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_text("report.html.j2"))
+    parts = sections(comparison)
+    data = [_data(part) for part in parts]
+    rows = {id(method): row for method, row in zip(comparison.methods, comparison.rows(), strict=True)}
+    tables = [method.table for method in comparison.methods]
+    seeds = {len(method.seeds) for method in comparison.methods}
+    runs = sum(len(method.seeds) for method in comparison.methods)
+    page = template.render(
+        title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
+        setting="; ".join(
+            [
+                f"{runs} run{'s' * (runs != 1)}",
+                f"{_list(seeds)} seed{'s' * (seeds != {1})}",
+                f"{_list({table['rounds'] for table in tables})} rounds",
+                f"participation rate {_list({100 * table['participation']['rate'] for table in tables})} %",
+            ]
+        ),
+        sections=[
+            _view(part, [rows[id(method)] for method in part.methods]) | {"charts": list(content["charts"])}
+            for part, content in zip(parts, data, strict=True)
+        ],
+        window=comparison.window,
+        data=_json({"paper": PAPER, "sections": data}),
+        script=Markup(_text("page.js")),
+        vega=Markup(vl_convert.javascript_bundle(vl_version=VEGA_LITE)),  # type: ignore[call-arg]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, [page.encode()])  # a full disk must not destroy an earlier page
+
+
+def write_charts(comparison: Comparison, folder: Path, formats: Sequence[str] = ("svg", "pdf", "png")) -> None:
+    """Write each chart in these formats; with several settings, in a folder for each."""
+    parts = sections(comparison)
+    for number, part in enumerate(parts, start=1):
+        target = folder / f"setting-{number}" if len(parts) > 1 else folder
+        target.mkdir(parents=True, exist_ok=True)
+        for name, chart in part.charts().items():
+            spec = part.filled(name, chart.properties(width=640)) | {"config": PAPER}
+            for suffix in formats:
+                (target / f"{name}.{suffix}").write_bytes(_drawn(spec, suffix))
+
+
+def _drawn(spec: dict[str, Any], suffix: str) -> bytes:
+    """Return a chart as a file of this format."""
+    match suffix:
+        case "svg":
+            return vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE).encode()
+        case "pdf":
+            return vl_convert.vegalite_to_pdf(spec, vl_version=VEGA_LITE)
+        case _:
+            return vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=2)
+
+
+def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the template shows of a setting."""
+    levels = [level for method in part.methods for level, _ in method.milestones]
+    levels += [] if part.target is None else [part.target]
+    keys, values = part.differing
+    dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
+    styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
+    accuracies = [row["accuracy_mean"] for row in rows]
+    ranks = [a is not None and 1 + sum(other > a for other in accuracies if other is not None) for a in accuracies]
+    return {
+        "heading": part.setting.heading,
+        "description": part.setting.description,
+        "methods": [
+            {"index": index, "label": part.labels[index], "colour": colour, "dash": dash, "shown": order < SHOWN}
+            for order, (index, colour, dash) in enumerate(styles)
+        ],
+        "rows": [
+            (label, {1: "best", 2: "next"}.get(rank, ""), _cells(row))
+            for label, rank, row in zip(part.labels, ranks, rows, strict=True)
+        ],
+        "base": None if part.baseline is None else part.labels[part.baseline],
+        "target": part.target,
+        "target_text": percent(part.target),
+        "lowest": int(1000 * min(levels, default=0.0)) / 10,
+        "highest": (int(1000 * max(levels, default=0.0)) + 1) / 10,
+        "clients": part.client_statistics and _clients(part.client_statistics),
+        "seed": part.cohort_run and part.cohort_run.table["seed"],
+        "notes": setting_notes(part.setting),
+        "keys": keys,
+        "values": list(zip(part.labels, values, strict=True)),
+        "seeds": [", ".join(map(str, sorted(method.seeds))) for method in part.methods],
+        "commands": list(zip(part.labels, part.commands, strict=True)),
+    }
+
+
+def _clients(statistics: dict[str, Any]) -> str:
+    shown = len(statistics["picture"]["clients"])
+    return f"{heterogeneity(statistics)} Shown: {shown:,} of {statistics['clients']:,} clients."
+
+
+def _cells(row: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the cells of a row after the label: their text, and the value to sort by."""
+    rounds = "-" if row["target"] is None else str(row["rounds_to_target"] or "never")
+    seconds = row["seconds_to_target"]
+    return [
+        (accuracy(row).replace("± ", "±\u00a0").replace(" %", "\u00a0%"), row["accuracy_mean"]),
+        (rounds, row["rounds_to_target"]),
+        (change(row["rounds_saved"]), row["rounds_saved"]),
+        (size(row["bytes_to_target"]), row["bytes_to_target"]),
+        (change(row["bytes_saved"]), row["bytes_saved"]),
+        ("-" if seconds is None else duration(seconds), seconds),
+    ]
+
+
+def _data(part: Section) -> dict[str, Any]:
+    """Return the data of the script."""
+    return {
+        "labels": part.labels,
+        "curves": part.curves,
+        "drift": part.drift,
+        "heatmaps": {name: _packed(rows) for name, rows in part.heatmaps.items()},
+        "charts": {name: chart.to_dict(validate=False) for name, chart in part.charts(live=True).items()},
+        "final": [[method.accuracy_mean, method.accuracy_std or 0.0] for method in part.methods],
+        "milestones": [
+            [[level, spent.rounds, spent.bytes, spent.seconds] for level, spent in method.milestones]
+            for method in part.methods
+        ],
+        "baseline": part.baseline,
+        "target": part.target,
+        "unit_seconds": part.clock[1],
+    }
+
+
+def _packed(rows: Rows) -> dict[str, Any]:
+    """Return rows without repeating the names of their fields."""
+    return {"fields": list(rows[0]) if rows else [], "rows": [list(row.values()) for row in rows]}
+
+
+def _json(value: Any) -> Markup:
+    """Return JSON for a script element; no text in it can close the element."""
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _list(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(values))

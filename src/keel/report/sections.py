@@ -1,0 +1,257 @@
+"""The content of the page and the charts for each setting.
+
+Curves are thinned to what a screen can show; the numbers in the tables are exact.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from keel.config.overrides import flatten
+from keel.report import charts
+from keel.report.commands import rerun_command
+from keel.report.comparison import Comparison, Setting
+from keel.report.loading import shared_fields
+from keel.report.method import Method
+from keel.runs.folder import RunFolder
+
+SHOWN = 8
+"""Maximum number of methods that a chart shows initially."""
+POINTS, ALL_POINTS = 400, 40_000
+"""Maximum number of points of a curve, and of all curves of a page."""
+ROUNDS, CLIENTS = 120, 100
+"""Maximum number of columns and rows of the participation chart."""
+Columns = dict[str, Any]
+"""The series of a method: `rounds`, `bytes` and `time` as lists; a quantity as its mean, low and high over seeds."""
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The methods of one setting."""
+
+    setting: Setting
+    methods: list[Method]
+    labels: list[str]
+    baseline: int | None
+    """Index of the baseline among the methods."""
+    target: float | None
+    points: int
+
+    @cached_property
+    def ranked(self) -> list[int]:
+        """Indices of the methods in the order of drawing: if not all can be shown, the baseline and the best first."""
+        indices = list(range(len(self.methods)))
+        if len(indices) <= SHOWN:
+            return indices
+        return sorted(indices, key=lambda i: (i != self.baseline, -(self.methods[i].accuracy_mean or 0.0)))
+
+    @cached_property
+    def clock(self) -> tuple[str, int]:
+        """The unit of wall-clock time on the axes, and its length in seconds."""
+        longest = max(method.total.seconds for method in self.methods)
+        return next(((u, s) for u, s in (("hours", 3600), ("minutes", 60)) if longest >= 2 * s), ("seconds", 1))
+
+    @cached_property
+    def curves(self) -> list[Columns]:
+        """Accuracy and loss of each method over rounds, bytes and wall-clock time."""
+        return [self._curve(method) for method in self.methods]
+
+    def _curve(self, method: Method) -> Columns:
+        kept = _thin(len(method.rounds), self.points)
+        return {
+            "rounds": method.rounds[kept].tolist(),
+            "bytes": [int(value) for value in method.bytes[kept]],
+            "time": _short(method.seconds[kept] / self.clock[1]),
+            "accuracy": _over_seeds(method.accuracy[:, kept] if len(kept) else method.accuracy),
+            "loss": _over_seeds(method.loss[:, kept] if len(kept) else method.loss),
+        }
+
+    @cached_property
+    def drift(self) -> list[Columns]:
+        """Client drift of each method over rounds, where it was recorded."""
+        return [_recorded(method, self.points) for method in self.methods]
+
+    @cached_property
+    def client_statistics(self) -> dict[str, Any] | None:
+        """Statistics of the clients, where they were recorded and there are classes."""
+        statistics = self.methods[0].folders[0].client_statistics
+        return statistics if statistics and "picture" in statistics else None
+
+    @cached_property
+    def cohort_run(self) -> RunFolder | None:
+        """The run whose cohorts are shown; other methods have the same cohorts from the same seed."""
+        methods = [method for method in self.methods if method.algorithm != "centralized" and method.total.rounds]
+        begun = (folder for method in methods for folder in method.folders)
+        return next((folder for folder in begun if folder.records()), None)
+
+    def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
+        """Return the charts by name: `live` ones for the page, with all methods; others with those shown initially."""
+        axes = {"rounds": charts.ROUNDS, "bytes": charts.BYTES, "time": charts.time(self.clock[0])}
+        labels = [self.labels[index] for index in (self.ranked if live else self.ranked[:SHOWN])]
+        single = min(len(curve["rounds"]) for curve in self.curves) < 2
+        result: dict[str, alt.Chart | alt.LayerChart] = {}
+        for over, x in axes.items():
+            has_target = self.target is not None or live  # readers of the page can choose a target
+            result[f"accuracy-over-{over}"] = charts.lines(labels, x, charts.ACCURACY, single, has_target, live)
+            if _has_values(self.curves, "loss"):
+                result[f"loss-over-{over}"] = charts.lines(labels, x, charts.LOSS, single, live=live)
+        result |= {f"accuracy-and-{over}": charts.cost_and_quality(labels, x, charts.FINAL) for over, x in axes.items()}
+        for name, quantity in (("drift", charts.DRIFT), ("momentum_angle", charts.ANGLE)):
+            if _has_values(self.drift, name):
+                result[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
+        if self.client_statistics:
+            drawn = self.client_statistics["picture"]
+            result["label-distribution"] = charts.label_distribution(_texts(drawn["clients"]), _texts(drawn["classes"]))
+        if self.cohort_run:
+            result["participation"] = charts.participation()
+        return result
+
+    def filled(self, name: str, chart: alt.Chart | alt.LayerChart) -> dict[str, Any]:
+        """Return the chart of that name as Vega-Lite, with the data that it shows initially."""
+        data = {charts.ROWS: self.rows(name), charts.TARGETS: [{"target": self.target}]}
+        return chart.to_dict(validate=False) | {"datasets": data}  # validation would take most of the time
+
+    def rows(self, name: str) -> Rows:
+        """Return the data that a chart shows initially."""
+        if name in self.heatmaps:
+            return self.heatmaps[name]
+        quantity, _, over = name.partition("-and-")
+        if over:
+            return self._costs(over)
+        quantity, _, over = name.partition("-over-")
+        source = self.curves if over else self.drift
+        shown = [(self.labels[index], source[index]) for index in self.ranked[:SHOWN] if quantity in source[index]]
+        return [
+            {"method": label, "x": x, "mean": mean, "low": low, "high": high}
+            for label, columns in shown
+            for x, mean, low, high in zip(columns[over or "rounds"], *_bands(columns[quantity]), strict=True)
+        ]
+
+    def _costs(self, over: str) -> Rows:
+        """Return a point for each method that reaches the target: what it spent, and its final accuracy."""
+        points = []
+        for index in self.ranked[:SHOWN]:
+            label, method = self.labels[index], self.methods[index]
+            spent = method.reaches(self.target) if self.target is not None else None
+            if spent and method.accuracy_mean is not None:
+                x = {"rounds": spent.rounds, "bytes": spent.bytes, "time": spent.seconds / self.clock[1]}[over]
+                mean, spread = method.accuracy_mean, method.accuracy_std or 0.0
+                points.append({"method": label, "x": x, "mean": mean, "low": mean - spread, "high": mean + spread})
+        return points
+
+    @cached_property
+    def heatmaps(self) -> dict[str, Rows]:
+        """The data of the charts that do not depend on the method."""
+        result: dict[str, Rows] = {}
+        if self.cohort_run:
+            result["participation"] = _participation(self.cohort_run)
+        if self.client_statistics:
+            result["label-distribution"] = _label_shares(self.client_statistics["picture"])
+        return result
+
+    @cached_property
+    def differing(self) -> tuple[list[str], list[list[str]]]:
+        """All fields that differ between the methods, and a row of values for each method."""
+        flat = [flatten(shared_fields(method.folders[0])) for method in self.methods]
+        fields = dict.fromkeys(key for table in flat for key in table)
+        keys = [key for key in fields if any(table.get(key) != flat[0].get(key) for table in flat)]
+        return keys, [[str(table.get(key, "")) for key in keys] for table in flat]
+
+    @cached_property
+    def commands(self) -> list[list[tuple[int, list[str], str]]]:
+        """For each method and seed, the command that repeats the run, and what the command requires."""
+        return [
+            [(seed, *rerun_command(folder)) for seed, folder in zip(method.seeds, method.folders, strict=True)]
+            for method in self.methods
+        ]
+
+
+def sections(comparison: Comparison) -> list[Section]:
+    """Return a section for each setting of the comparison."""
+    points = max(2, min(POINTS, ALL_POINTS // len(comparison.methods)))
+    result = []
+    for setting in comparison.settings:
+        methods = [comparison.methods[index] for index in setting.indices]
+        base = comparison.baseline_of(methods[0])
+        baseline = None if base is None else next(i for i, method in enumerate(methods) if method is base)
+        target = comparison.targets[setting.indices[0]]
+        result.append(Section(setting, methods, setting.labels, baseline, target, points))
+    return result
+
+
+def _thin(count: int, limit: int) -> np.ndarray:
+    """Return at most `limit` evenly spaced indices below `count`, the last one included."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Round to five digits, more than a screen shows; None for what is not finite."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+
+
+def _over_seeds(values: np.ndarray) -> dict[str, list[float | None]]:
+    """Return mean, low and high over seeds; for one seed the mean alone."""
+    if len(values) < 2:
+        return {"mean": _short(values.reshape(-1))}
+    return {"mean": _short(values.mean(0)), "low": _short(values.min(0)), "high": _short(values.max(0))}
+
+
+def _bands(series: dict[str, list[float | None]]) -> list[list[float | None]]:
+    return [series.get(name, series["mean"]) for name in ("mean", "low", "high")]
+
+
+def _has_values(source: list[Columns], name: str) -> bool:
+    return any(value is not None for columns in source if name in columns for value in columns[name]["mean"])
+
+
+def _recorded(method: Method, points: int) -> Columns:
+    """Return the drift of a method over rounds, and the angle of its momentum."""
+    if not method.table["evaluation"].get("drift"):
+        return {}
+    histories = [history for folder in method.folders if (history := folder.records())]
+    kept = _thin(min(map(len, histories), default=0), points)
+    columns: Columns = {"rounds": (kept + 1).tolist()}
+    for name in ("drift", "momentum_angle"):
+        values = [[history[t].get(name) for t in kept] for history in histories]
+        columns[name] = _over_seeds(np.array(values, dtype=np.float64))
+    return columns
+
+
+def _label_shares(picture: dict[str, Any]) -> Rows:
+    """Return the share of each class in the examples of each client."""
+    return [
+        {"client": str(client), "class": str(label), "examples": count, "share": round(count / total, 3)}
+        for client, row, total in zip(picture["clients"], picture["counts"], picture["examples"], strict=True)
+        for label, count in zip(picture["classes"], row, strict=True)
+        if count
+    ]
+
+
+def _participation(folder: RunFolder) -> Rows:
+    """Return how often clients participate; where there are many, clients and rounds are grouped."""
+    cohorts = [record["cohort"] for record in folder.records()]
+    statistics = folder.client_statistics
+    clients = statistics["clients"] if statistics else 1 + max(client for cohort in cohorts for client in cohort)
+    wide, high = -(-len(cohorts) // ROUNDS), -(-clients // CLIENTS)
+    times: dict[tuple[int, int], int] = {}
+    for t, cohort in enumerate(cohorts):
+        for client in cohort:
+            times[t // wide, client // high] = times.get((t // wide, client // high), 0) + 1
+    return [
+        {
+            "round": 1 + wide * column,
+            "round_end": 1 + wide * (column + 1),
+            "client": high * row,
+            "client_end": high * (row + 1),
+            "times": count,
+        }
+        for (column, row), count in times.items()
+    ]
+
+
+def _texts(values: list[Any]) -> list[str]:
+    return [str(value) for value in values]

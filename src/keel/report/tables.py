@@ -1,0 +1,211 @@
+"""Tables of a comparison for the terminal, Markdown, LaTeX and CSV."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from keel.report.comparison import Comparison
+from keel.units import duration, size
+
+
+def accuracy(row: dict[str, Any], spread_by: str = "accuracy_std") -> str:
+    """Return the final accuracy with its spread over seeds, or the status of a method that has none."""
+    if row["accuracy_mean"] is None:
+        return str(row["status"])
+    spread = "" if row[spread_by] is None else f" ± {100 * row[spread_by]:.1f}"
+    return f"{100 * row['accuracy_mean']:.1f}{spread} %"
+
+
+def _rounds(row: dict[str, Any]) -> str:
+    if row["target"] is None:
+        return "-"
+    return "never" if row["rounds_to_target"] is None else str(row["rounds_to_target"])
+
+
+def change(saved: float | None) -> str:
+    """Return a saving as an arrow and a percentage: ↓ for a reduction, ↑ for an increase."""
+    if saved is None:
+        return "-"
+    amount = f"{100 * abs(saved):.0f} %"
+    return amount if amount == "0 %" else f"{'↓' if saved > 0 else '↑'} {amount}"
+
+
+COLUMNS = ["method", "accuracy", "rounds", "Δ rounds", "bytes", "Δ bytes"]
+COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
+
+
+Places = dict[tuple[int, int], int]
+"""The rank of some cells (row, column), from 1."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text for one setting."""
+
+    title: str
+    """The setting; empty if there is only one."""
+    columns: list[str]
+    rows: list[list[str]]
+    places: Places
+    """Cells of rank 1 are printed in bold, those of rank 2 underlined."""
+
+
+def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
+    """Return a sheet for each setting: accuracy, and rounds and bytes until the target."""
+    rows = [
+        [
+            accuracy(row, "accuracy_interval" if interval else "accuracy_std"),
+            _rounds(row),
+            change(row["rounds_saved"]),
+            size(row["bytes_to_target"]),
+            change(row["bytes_saved"]),
+        ]
+        for row in comparison.rows()
+    ]
+    return _sheets(comparison, COLUMNS, rows, comparison.ranks())
+
+
+def costs(comparison: Comparison) -> list[Sheet]:
+    """Return a sheet for each setting: the cost of reaching the target, compared with the baseline."""
+    rows = []
+    for row in comparison.rows():
+        if (cost := row.get("cost")) is None:
+            rows.append(["-"] * 5)
+            continue
+        figures = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
+        rows.append([*figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
+    return _sheets(comparison, COST_COLUMNS, rows, [None] * len(rows))
+
+
+def _sheets(comparison: Comparison, columns: list[str], rows: list[list[str]], ranks: list[int | None]) -> list[Sheet]:
+    return [
+        Sheet(
+            setting.title if len(comparison.settings) > 1 else "",
+            columns,
+            [[label, *rows[index]] for index, label in zip(setting.indices, setting.labels, strict=True)],
+            {(row, 1): rank for row, index in enumerate(setting.indices) if (rank := ranks[index]) is not None},
+        )
+        for setting in comparison.settings
+    ]
+
+
+def terminal_table(sheet: Sheet) -> Table:
+    """Return the sheet for the terminal: the best cell in bold, the second underlined."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(sheet.columns[0], overflow="fold")  # labels may be long
+    for name in sheet.columns[1:]:
+        table.add_column(name, justify="right", overflow="fold", no_wrap=len(sheet.columns) > 2)
+    styles = {1: "bold", 2: "underline"}
+    for number, row in enumerate(sheet.rows):
+        cells = [Text(cell, styles.get(sheet.places.get((number, i), 0), "")) for i, cell in enumerate(row)]
+        table.add_row(*cells)
+    return table
+
+
+def fitted(sheet: Sheet, width: int) -> list[Sheet]:
+    """Split the sheet into pieces that fit the width, each with the first column.
+
+    A column called "paper" holds the paper's number for the column before it and stays next to that column.
+    """
+    widths = [2 + max(map(len, column)) for column in zip(sheet.columns, *sheet.rows, strict=True)]
+    groups: list[list[int]] = [[]]
+    for number in range(1, len(widths)):
+        has_paper = sheet.columns[number + 1 : number + 2] == ["paper"]
+        needed = sum(widths[number : number + 1 + has_paper])
+        full = widths[0] + sum(widths[i] for i in groups[-1]) + needed > width
+        if groups[-1] and full and sheet.columns[number] != "paper":
+            groups.append([])
+        groups[-1].append(number)
+    pieces: list[Sheet] = []
+    for group in groups:
+        kept = [0, *group]
+        places = {(row, kept.index(c)): rank for (row, c), rank in sheet.places.items() if c in kept}
+        rows = [[row[i] for i in kept] for row in sheet.rows]
+        pieces.append(Sheet("" if pieces else sheet.title, [sheet.columns[i] for i in kept], rows, places))
+    return pieces
+
+
+def text_of(sheet: Sheet) -> str:
+    """Return the sheet as plain text, in lines of any length and without colours."""
+    width = 2 * len(sheet.columns) + sum(max(map(len, c)) for c in zip(sheet.columns, *sheet.rows, strict=True))
+    screen = Console(width=width, file=StringIO(), color_system=None, highlight=False, markup=False)
+    screen.print(terminal_table(sheet))
+    lines = [line.rstrip() for line in screen.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return "\n".join([sheet.title, "", *lines] if sheet.title else lines)
+
+
+def markdown(sheet: Sheet) -> str:
+    """Return the sheet as a Markdown table."""
+    lines = [sheet.columns, ["---", *["---:"] * (len(sheet.columns) - 1)]]
+    lines += _marked(sheet, {1: "**{}**", 2: "<u>{}</u>"})
+    table = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return f"{sheet.title}\n\n{table}" if sheet.title else table
+
+
+def latex(sheet: Sheet) -> str:
+    """Return the sheet as a LaTeX tabular; requires the package booktabs."""
+    plain = Sheet("", sheet.columns, [list(map(_tex, row)) for row in sheet.rows], sheet.places)
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
+    if sheet.title:
+        lines += [rf"\multicolumn{{{len(sheet.columns)}}}{{l}}{{{_tex(sheet.title)}}} \\", r"\midrule"]
+    lines += [" & ".join(map(_tex, sheet.columns)) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in _marked(plain, {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"})]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def latex_note(text: str) -> str:
+    """Return a line of text for below a LaTeX table."""
+    return rf"{{\par\noindent\footnotesize {_tex(text)}\par}}"
+
+
+def csv_text(comparison: Comparison) -> str:
+    """Return all numbers of the comparison, unrounded, one line per method."""
+    return csv_of(comparison.rows())
+
+
+def csv_of(records: Iterable[dict[str, Any]]) -> str:
+    """Return records as CSV. A nested table becomes columns; a list becomes text, its values separated by spaces."""
+    rows = [_flat(record) for record in records]
+    text = StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("fields", "differing"):  # keyed by the names of spec fields
+            flat |= value
+        elif isinstance(value, dict):
+            flat |= {f"{name}_{key}": item for key, item in value.items()}
+        elif isinstance(value, list):
+            flat[name] = " ".join("-" if item is None else str(item) for item in value)
+        else:
+            flat[name] = value
+    return flat
+
+
+def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
+    """Return the rows with marks around the ranked cells."""
+    return [
+        [marks.get(sheet.places.get((number, i), 0), "{}").format(cell) for i, cell in enumerate(row)]
+        for number, row in enumerate(sheet.rows)
+    ]
+
+
+TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
+TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "ζ": r"$\zeta$", "²": "$^2$", "†": r"\dag{}"}
+TEX |= {"^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    """Escape the characters that have a meaning in LaTeX."""
+    return "".join(TEX.get(sign, sign) for sign in text)

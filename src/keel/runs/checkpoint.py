@@ -1,0 +1,96 @@
+"""Checkpoints: a training state as a safetensors file next to the file of client states."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from keel.core.client_state import ClientStates
+from keel.core.training_state import TrainingState
+from keel.errors import KeelError
+from keel.runs.files import write_atomic
+
+FORMAT = "2"
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes that a checkpoint can hold, and safetensors' names of them."""
+
+
+def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a KeelError unless a checkpoint can hold the server state."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise KeelError(f"server state {name!r} must have a dtype that checkpoints can hold (got {tensor.dtype})")
+
+
+def save_checkpoint(file: Path, state: TrainingState) -> None:
+    """Write the training state; until it is complete the checkpoint before it stays."""
+    clients = state.clients.save()
+    signature = clients.pop("signature")
+    tensors = {f"server/{name}": tensor for name, tensor in state.server.items()}
+    tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in clients.items()}
+    tensors |= {f"observed/{name}": tensor for name, tensor in state.observed.items()}
+    if state.buffers is not None:
+        tensors["buffers/"] = state.buffers
+    metadata = {"format": FORMAT, "round": str(state.round), "signature": signature}
+    write_atomic(file, _safetensors(tensors, metadata))
+    state.clients.saved()
+
+
+def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
+    """The saved training state with its client states in `clients`; None without a checkpoint."""
+    if not file.is_file():
+        return None
+    state = TrainingState(0, {}, clients)
+    try:
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata()
+            if metadata.get("format") != FORMAT:
+                raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
+            state.round = int(metadata["round"])
+            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise KeelError(
+            f"run: {str(file)!r} is damaged ({error}); without it the run starts again from its first round"
+        ) from error
+    for key in sorted(tensors):
+        kind, _, name = key.partition("/")  # names of server state may contain a slash
+        if kind == "server":
+            state.server[name] = tensors[key]
+        elif kind == "observed":
+            state.observed[name] = tensors[key]
+        elif kind == "buffers":
+            state.buffers = tensors[key]
+    state.clients.restore(tensors["clients/clients"].numpy(), tensors["clients/rows"].numpy(), metadata["signature"])
+    return state
+
+
+def _safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file in parts, one tensor after the other: the library would copy all of them into RAM.
+
+    The length of the header comes first, then the header as JSON, then the tensors.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

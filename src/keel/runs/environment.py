@@ -1,0 +1,91 @@
+"""What a run's bits depend on besides its spec: versions, and fingerprints of the task."""
+
+import os
+import platform
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from keel.config.schema import CUSTOM
+from keel.core.flat_model import state_fingerprint
+from keel.core.loop import Loop
+from keel.core.records import Environment, Versions
+from keel.core.sampling import Sampler
+from keel.core.task import default_loss
+from keel.core.versions import source_sha256
+from keel.errors import KeelError
+from keel.runs.build import Training
+
+SAME_BITS = ("keel", "source_sha256", "torch", "numpy")
+"""The versions that have to be equal for two runs of a spec to have the same bits."""
+
+
+def versions() -> Versions:
+    return {
+        "keel": version("keel-fl"),
+        "source_sha256": source_sha256(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def environment_of(training: Training) -> Environment:
+    loop = training.loop
+    return {
+        **versions(),
+        "engine": loop.engine.name,
+        "device": str(training.device),
+        "layout": loop.task.layout,
+        "workers": training.workers,
+        "processes": loop.engine.processes(loop.sampler.size),
+        "bit_identical": loop.engine.bit_identical,
+        "title": training.spec.algorithm.title,
+        "algorithm_class": f"{type(loop.algorithm).__module__}:{type(loop.algorithm).__qualname__}",
+        **_sampler_text(training),  # type: ignore[typeddict-item]
+        **fingerprints(loop),
+    }
+
+
+def fingerprints(loop: Loop) -> dict[str, Any]:
+    """What tells whether two trainings have the same task, also where parts of it were passed in Python."""
+    task = loop.task
+    return {
+        "loss": "cross entropy" if task.loss is default_loss(task.data) else CUSTOM,
+        "parameters": loop.parameters,
+        "initial_sha256": state_fingerprint(task.module),
+        "examples_sha256": task.data.fingerprint(),
+        "partition_sha256": task.data.partition.fingerprint(),
+        "cohorts_sha256": _cohorts_sha256(loop.sampler),
+    }
+
+
+def _cohorts_sha256(sampler: Sampler) -> str:
+    """SHA-256 of the first cohorts, by which another sampler is recognised."""
+    cohorts = [np.asarray(sampler.cohort(round)).tolist() for round in (1, 2, 3)]
+    return sha256(f"{sampler.clients} {sampler.size} {sampler.period} {cohorts}".encode()).hexdigest()
+
+
+def _sampler_text(training: Training) -> dict[str, str]:
+    """What tells the methods of two passed samplers apart in a report, whatever their seeds."""
+    sampler = training.loop.sampler
+    if training.spec.participation.sampler != CUSTOM:
+        return {}
+    return {"sampler": f"{type(sampler).__name__}, {sampler.size} of {sampler.clients} clients"}
+
+
+def check_same_task(environment: Mapping[str, Any], loop: Loop) -> None:
+    """Raise a KeelError unless the loop's task is the one that the run started with."""
+    for name, value in fingerprints(loop).items():
+        if environment.get(name, value) != value:  # earlier versions recorded fewer fingerprints
+            raise KeelError(
+                f"{name} is {value!r}, but the run started with {environment[name]!r}; resume it with the same model, "
+                "data, loss and sampler"
+            )

@@ -1,0 +1,132 @@
+"""Runs the remaining rounds of a training into its folder: records, checkpoints, trackers, signals, the summary."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from math import isfinite
+from shlex import quote
+from statistics import fmean
+from time import monotonic
+
+import torch
+
+from keel.core.flat_model import fingerprint
+from keel.core.observers import Hook, Observer
+from keel.core.records import Record, Summary
+from keel.core.training_state import TrainingState
+from keel.errors import KeelError
+from keel.runs.build import Training
+from keel.runs.folder import RunFolder
+from keel.runs.resources import CHECKPOINT_ROUNDS
+from keel.runs.result import Run, ended_run
+from keel.runs.tracking import tracked
+
+CHECKPOINT_SECONDS = 10.0
+"""The interval between checkpoints, unless saving is slow."""
+SAVING_SHARE = 20
+"""Saving takes at most 1/SAVING_SHARE of the run time."""
+
+
+class Recorder(Observer):
+    """Writes each round's record, and a checkpoint from time to time."""
+
+    def __init__(self, folder: RunFolder, state: TrainingState, every_round: bool, advice: str):
+        self.folder, self.every_round, self.advice = folder, every_round, advice
+        self.saved_round, self.due = state.round, monotonic() + CHECKPOINT_SECONDS
+
+    def round_recorded(self, record: Record, state: TrainingState, seconds: float) -> None:
+        if self.every_round and (record.get("diverged") or not _finite(state)):
+            raise KeelError(
+                f"round {state.round}: the model or the server state is not finite; the rounds before it are saved: "
+                f"{self.advice}"
+            )
+        self.folder.append(record, seconds)
+        overdue = bool(state.clients) and state.round >= self.saved_round + CHECKPOINT_ROUNDS
+        if (self.every_round or overdue or monotonic() > self.due) and not record.get("diverged"):
+            began = monotonic()
+            self.folder.save(state)
+            self.saved_round = state.round
+            self.due = monotonic() + max(CHECKPOINT_SECONDS, SAVING_SHARE * (monotonic() - began))
+
+
+def execute(
+    folder: RunFolder,
+    training: Training,
+    state: TrainingState,
+    hooks: Sequence[Observer | Hook] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Run the remaining rounds.
+
+    With remote clients every round is saved, since the sites build on the last one, and signals are left to the
+    process that talks to them.
+    """
+    loop, remote = training.loop, training.loop.engine.remote
+    advice = "start the same flwr run again" if remote else f"keel resume {quote(str(folder.path))}"
+    recorder = Recorder(folder, state, remote, advice)
+    try:
+        with tracked(folder, training.spec) as track:
+            with nullcontext(threading.Event()) if remote else interruptible() as interrupted:
+                # the recorder comes after the hooks, so that what they add to a record is written
+                observers = [*hooks, recorder, track]
+                status = loop.run(state, observers, stop=lambda: interrupted.is_set() or stop())
+            summary = summarize(folder, training, state, status)
+            if status == "diverged":  # the summary first: nothing may continue from a model that is not finite
+                folder.finish(summary)
+                folder.save(state)
+            else:
+                folder.save(state)
+                folder.finish(summary)
+    except OSError as error:
+        raise OSError(f"{error}; the last checkpoint is kept: {advice}") from error
+    return ended_run(folder, training, state)
+
+
+def summarize(folder: RunFolder, training: Training, state: TrainingState, status: str) -> Summary:
+    records, spec = folder.records(), training.spec
+    last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last and "accuracy" in r]
+    evaluated = next((r for r in reversed(records) if "test_loss" in r), Record())
+    return {
+        "status": status,
+        "rounds": state.round,
+        "accuracy": fmean(r["accuracy"] for r in last) if status == "finished" and last else None,
+        "last_accuracy": evaluated.get("accuracy"),
+        "test_loss": evaluated.get("test_loss"),
+        "class_accuracy": evaluated.get("class_accuracy"),
+        "bytes_down": sum(r["bytes_down"] for r in records),
+        "bytes_up": sum(r["bytes_up"] for r in records),
+        "seconds": round(sum(folder.seconds()), 3),
+        "engine": training.loop.engine.name,
+        "seed": spec.seed,
+        "parameters": training.loop.parameters,
+        "model_sha256": fingerprint(state.server["theta"], state.buffers),
+    }
+
+
+def _finite(state: TrainingState) -> bool:
+    """Whether every norm of the server state and the buffers is finite."""
+    tensors = [*state.server.values(), *([] if state.buffers is None else [state.buffers])]
+    return all(isfinite(float(torch.linalg.vector_norm(tensor.float()))) for tensor in tensors)
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C or SIGTERM set the event instead of breaking a round; a second one breaks it."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def request_stop(number: int, frame: object) -> None:
+        event.set()
+        signal.signal(number, before[number])
+
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, request_stop)
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

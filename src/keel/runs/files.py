@@ -1,0 +1,47 @@
+"""Files that survive a kill or a full disk: written to a temporary name, synced, then renamed."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from keel.errors import KeelError
+
+
+def write_atomic(file: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Replace the file as a whole; until the new content is on disk the old one stays."""
+    temporary = file.with_name(f".{file.name}.new")
+    try:
+        write_synced(temporary, content)
+        temporary.replace(file)
+        sync(file.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_synced(file: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Write the file and wait until it is on disk."""
+    with file.open("wb") as stream:
+        stream.writelines(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sqlite_address(file: Path) -> str:
+    """SQLAlchemy's address of a database file; "?" and "%" have a meaning of their own in it."""
+    from sqlalchemy.engine import URL, make_url  # comes with the extras that use databases
+
+    path = str(file.absolute())
+    plain, quoted = f"sqlite:///{path}", URL.create("sqlite", database=path).render_as_string()
+    for address in (plain, quoted):
+        if make_url(address).database == path:
+            return address
+    raise KeelError(f"out: {path!r} cannot be the address of a database; use a path without '?'")

@@ -1,0 +1,104 @@
+"""Progress of runs on standard error: bars in a terminal, plain lines in a pipe, nothing if quiet."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from keel.core.records import Record
+from keel.units import percent, size
+
+errors = Console(stderr=True, highlight=False, markup=False)
+
+ProgressCallback = Callable[[int, Record], None]
+"""Called with the number of a run and the record of its round."""
+
+
+@contextmanager
+def show_progress(
+    labels: list[str], rounds: list[int], quiet: bool = False, names: list[str] | None = None
+) -> Iterator[ProgressCallback]:
+    """Show the progress of several runs, and yield the callback that reports their rounds.
+
+    Args:
+        labels: The label of each run; runs of one label share a bar.
+        rounds: The number of rounds of each run.
+        quiet: Show nothing.
+        names: What distinguishes the runs of one label, as in "seed 3".
+    """
+    if quiet:
+        yield lambda number, record: None
+        return
+    totals = dict.fromkeys(labels, 0)
+    for label, total in zip(labels, rounds, strict=True):
+        totals[label] += total
+    if errors.is_terminal:
+        with _progress_bars() as bars:
+            yield _Totals(labels, names, _Bars(bars, totals))
+    else:
+        yield _Totals(labels, names, _Lines(totals))
+
+
+class _Totals:
+    """Adds up the rounds and the bytes of the runs that share a label."""
+
+    def __init__(self, labels: list[str], names: list[str] | None, show: Callable[[str, int, str], None]):
+        self.labels, self.names, self.show = labels, names or labels, show
+        self.done = [0] * len(labels)
+        self.bytes = dict.fromkeys(labels, 0)
+        self.accuracy = dict.fromkeys(labels, "")
+        self.diverged = dict.fromkeys(labels, 0)
+
+    def __call__(self, number: int, record: Record) -> None:
+        self.done[number] = record["round"]
+        label = self.labels[number]
+        self.bytes[label] += record.get("bytes_down", 0) + record.get("bytes_up", 0)
+        self.diverged[label] += bool(record.get("diverged"))
+        if "accuracy" in record:
+            run = f" ({self.names[number]})" if self.names[number] != label else ""
+            self.accuracy[label] = f"{percent(record['accuracy'])}{run}"
+        done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
+        failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
+        state = "  ".join(part for part in (size(self.bytes[label]), failed, self.accuracy[label]) if part)
+        self.show(label, done, state)
+
+
+class _Bars:
+    """One bar per label."""
+
+    def __init__(self, bars: Progress, totals: dict[str, int]):
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {
+            label: bars.add_task(label, total=total, state="") for label, total in totals.items()
+        }
+
+    def __call__(self, label: str, done: int, state: str) -> None:
+        self.bars.update(self.tasks[label], completed=done, state=state)
+
+
+class _Lines:
+    """Ten lines per label, and one for each run that diverges."""
+
+    def __init__(self, totals: dict[str, int]):
+        self.totals = totals
+        self.tenths = dict.fromkeys(totals, 0)
+
+    def __call__(self, label: str, done: int, state: str) -> None:
+        tenths = 10 * done // self.totals[label]
+        if tenths > self.tenths[label] or "diverged" in state:
+            self.tenths[label] = tenths
+            errors.print(f"{label}: {done} of {self.totals[label]} rounds  {state}", soft_wrap=True)
+
+
+def _progress_bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+        TextColumn("{task.fields[state]}", justify="right", table_column=Column(no_wrap=True, max_width=34)),
+        TimeRemainingColumn(compact=True),
+        console=errors,
+        expand=True,
+    )

@@ -1,0 +1,202 @@
+"""The disk and memory footprint of a run, estimated before it begins. A run that cannot fit is refused."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from keel.core.client_state import Precision, row_bytes, signature_of
+from keel.core.client_state import stored as stored_state
+from keel.core.engine import RoundSize, one_client_footprint
+from keel.core.randomness import keyed_torch_rng
+from keel.core.task import Task
+from keel.core.training_state import BUFFERS
+from keel.errors import KeelError
+from keel.runs.build import Training
+from keel.units import size
+
+CHECKPOINT_ROUNDS = 100
+"""The longest interval between checkpoints where clients have states: until then replaced states occupy disk."""
+ROUND_LINES = 350
+"""Bytes that a round adds to the text files of a run, besides its list of clients."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Peak bytes of a run, without the program and the data."""
+
+    disk: int
+    ram: int
+    clients: int
+    """The number of clients that may have state at the end."""
+    client_state: int
+    """The state of one client on disk."""
+    server: int
+    """The server state."""
+
+    def __str__(self) -> str:
+        states = f"{self.clients:,} clients with {size(self.client_state)} of state each, some twice until a checkpoint"
+        detail = f" ({states})" if self.client_state else ""
+        return f"up to {size(self.disk)} on disk{detail}, {size(self.ram)} in RAM besides the program and the data"
+
+
+def footprint_of(training: Training) -> Footprint:
+    """Estimate the footprint of a run."""
+    spec, cohort = training.spec, training.loop.sampler.size
+    model = training.loop.parameters * 4
+    stored = _client_state_bytes(training, spec.memory.precision)
+    clients = min(
+        training.loop.sampler.clients, spec.rounds * cohort, spec.memory.keep or training.loop.sampler.clients
+    )
+    server = sum(t.numel() * t.element_size() for t in spec.algorithm.init_server(training.loop.initial).values())
+    server += model * min(spec.rounds, spec.algorithm.history(training.loop.sampler.period))
+    updates = model * max(spec.evaluation.deviation, default=0)
+    budget = int(spec.memory.ram_gb * 1e9)
+    disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + updates) + max(0, server - budget)
+    disk += spec.rounds * (ROUND_LINES + 8 * cohort)
+    ram = min(server, max(budget, 2 * model)) + 2 * updates + training.loop.engine.footprint(_round_size(training))
+    return Footprint(disk, ram, clients if stored else 0, stored, server)
+
+
+def check_footprint(training: Training, path: Path) -> Footprint:
+    """Estimate the footprint of a run whose folder will be at `path`.
+
+    Raises:
+        KeelError: The run would not fit on the disk or in RAM.
+    """
+    footprint = footprint_of(training)
+    free, ram = disk_usage(check_output_folder(path)).free, available_ram()
+    if footprint.disk > free:
+        fixes = ", ".join(_disk_fixes(training, footprint, free))
+        raise KeelError(f"the run needs {footprint}, but the disk has {size(free)} left; use {fixes}")
+    if ram is not None and footprint.ram > ram:
+        fixes = ", ".join(_ram_fixes(training, footprint))
+        raise KeelError(f"the run needs {footprint}, but the machine has {size(ram)} of RAM; use {fixes}")
+    return footprint
+
+
+def check_output_folder(path: Path) -> Path:
+    """Return the nearest existing folder at or above `path`, in which a run's folder can be created.
+
+    Raises:
+        KeelError: It is a file, or it cannot be written to.
+    """
+    existing = next(parent for parent in [path.absolute(), *path.absolute().parents] if parent.exists())
+    if not existing.is_dir():
+        raise KeelError(f"out: {str(existing)!r} is a file; use a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise KeelError(f"out: {str(existing)!r} is not writable; use another folder")
+    return existing
+
+
+def _client_state_bytes(training: Training, precision: Precision) -> int:
+    """Return the bytes of one client's state, its buffers included, with model-sized tensors in this precision."""
+
+    loop = training.loop
+    state = stored_state(training.spec.algorithm.init_client(loop.initial), precision, loop.parameters)
+    if loop.settings.local_buffers and loop.initial_buffers is not None:
+        state[BUFFERS] = loop.initial_buffers
+    return row_bytes(signature_of(state))
+
+
+def _round_size(training: Training) -> RoundSize:
+    local, data, algorithm = training.spec.local, training.loop.task.data, training.spec.algorithm
+    full_gradients = algorithm.probes or "full_gradient" in algorithm.observes
+    batch = max(local.batch, data.chunk_size if full_gradients else 0)
+    return RoundSize(
+        cohort=training.loop.sampler.size,
+        model=training.loop.parameters * 4,
+        client_state=_client_state_bytes(training, "float32"),
+        activations=_activation_bytes(training.loop.task) * min(batch, int(data.partition.sizes.max())),
+    )
+
+
+def _activation_bytes(task: Task) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass, per example."""
+    examples = task.data.train[task.data.partition.indices[:2]]
+    module, kept = deepcopy(task.module).train(), dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with keyed_torch_rng(0, "trial"), saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = task.loss(module(task.data.transform(examples.inputs)), examples.targets)  # keeps them allocated
+    for parameter in module.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(kept.values()) // len(losses)
+
+
+def _disk_fixes(training: Training, footprint: Footprint, free: int) -> list[str]:
+    """Return changes of the spec with which the run fits on the disk; each of those with a number suffices."""
+    spec, cohort = training.spec, training.loop.sampler.size
+    fixes = ["a smaller algorithm.tau"] * (spec.algorithm.history(training.loop.sampler.period) > 0)
+    if footprint.client_state:
+
+        def states(clients: int, rounds: int) -> int:
+            return footprint.client_state * _rows(clients, cohort, rounds)
+
+        left = free - (footprint.disk - states(footprint.clients, spec.rounds))
+        if spec.memory.precision == "float32" and states(footprint.clients, spec.rounds) // 2 <= left:
+            fixes.append("memory.precision = 'float16'")
+        if keep := bisect_right(range(1, footprint.clients), left, key=lambda clients: states(clients, spec.rounds)):
+            fixes.append(f"memory.keep = {keep}")
+        if rounds := bisect_right(
+            range(1, spec.rounds), left, key=lambda rounds: states(min(footprint.clients, rounds * cohort), rounds)
+        ):
+            fixes.append(f"rounds = {rounds}")
+        fixes.append("an algorithm without client state")
+    return [*fixes, "a folder on another disk"]
+
+
+def _ram_fixes(training: Training, footprint: Footprint) -> list[str]:
+    """Return changes of the spec with which the run takes less RAM."""
+    engine, round_size = training.loop.engine, _round_size(training)
+    fixes = []
+    if footprint.server > 2 * training.loop.parameters * 4:
+        fixes.append("a smaller memory.ram_gb")
+    if engine.processes(round_size.cohort) > 1:
+        fixes.append("fewer engine.workers")
+    if engine.footprint(round_size) > one_client_footprint(round_size):
+        fixes.append("engine.name = 'serial'")
+    return [*fixes, "a smaller local.batch", "a smaller model"]
+
+
+def _rows(clients: int, cohort: int, rounds: int) -> int:
+    """Return the rows of the file of client states.
+
+    A row that a checkpoint refers to is overwritten only after the next checkpoint, and a client's old row only after
+    its round.
+    """
+    return min(clients + min(clients, CHECKPOINT_ROUNDS * cohort) + cohort, rounds * cohort)
+
+
+def available_ram() -> int | None:
+    """Return the bytes of RAM that this process can have; None if the system does not report it."""
+    limits = []
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in _limit_files():
+        text = file.read_text().strip() if file.is_file() else ""
+        limits += [int(text)] if text.isdigit() else []
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def _limit_files() -> Iterator[Path]:
+    """Yield the files in which Linux lists the memory limits of this process's control group and its parents."""
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        root = CGROUPS / controllers
+        group = root / path.lstrip("/")
+        if controllers in ("", "memory"):
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            yield from (folder / name for folder in [group, *group.parents] if folder.is_relative_to(root))

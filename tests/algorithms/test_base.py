@@ -1,0 +1,43 @@
+"""The defaults of the protocol, and details of the built-in algorithms."""
+
+import pytest
+import torch
+
+import keel
+from keel.algorithms import REGISTRY, Algorithm, make_algorithm
+from keel.algorithms.base import Context, Report, in_rounds
+from keel.algorithms.fedavg import FedAvg
+
+
+def test_secure_aggregation_is_off_for_an_algorithm_that_does_not_declare_mean_suffices() -> None:
+    @keel.hyperparameters
+    class Silent(keel.Algorithm):
+        name, title, paper = "silent", "Silent", "none"
+
+    assert Silent.mean_suffices is False
+
+
+@pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
+def test_counters_of_built_in_algorithms_are_integers(cls: type[Algorithm]) -> None:
+    theta = torch.zeros(7)
+    assert {value.dtype for value in cls().init_client(theta).values() if value.shape != theta.shape} <= {torch.int64}
+
+
+def test_tau_is_one_period_and_at_least_one_round() -> None:
+    ghbm = make_algorithm("ghbm")
+    assert [in_rounds("period", period) for period in (1.0, 0.3, 9.6)] == [1, 1, 10]
+    assert (ghbm.history(9.6), make_algorithm("ghbm", tau=4).history(9.6), FedAvg().history(9.6)) == (10, 4, 0)
+
+
+def test_centralized_without_momentum_keeps_no_velocity() -> None:
+    theta = torch.zeros(3)
+    assert make_algorithm("centralized", momentum=0.0).init_client(theta) == {}
+    assert set(make_algorithm("centralized").init_client(theta)) == {"velocity"}
+
+
+def test_yogi_keeps_a_second_moment_that_equals_the_square() -> None:
+    yogi = make_algorithm("fedyogi", epsilon=2.0)
+    server = yogi.init_server(torch.zeros(2))  # v starts at 4
+    report = Report({"delta": torch.tensor([2.0, -2.0])}, 1.0, 1)
+    ctx = Context(round=1, clients=1, cohort=1, share=1.0, period=1.0, lr=0.1, server_lr=1.0)
+    assert yogi.aggregate(server, [report], ctx)["v"].tolist() == [4.0, 4.0]

@@ -1,0 +1,80 @@
+"""The demo, run once in full: what it prints is the table in the README."""
+
+import json
+import re
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keel.report.comparison import compare
+from keel.runs.folder import read_runs
+from tests.cli.calling import call_keel
+from tests.conftest import Called
+
+README = Path(__file__).parents[2] / "README.md"
+METHODS = ["FedAvg", "FedAvgM", "GHBM", "FedHBM"]
+
+
+@dataclass(frozen=True)
+class Demo:
+    folder: Path
+    called: Called
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return compare(read_runs([self.folder / "runs/demo"])).rows()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    folder = tmp_path_factory.mktemp("demo")
+    called = call_keel(folder, "demo", "--quiet")
+    assert called.code == 0, called.err
+    return Demo(folder, called)
+
+
+def table(text: str, separator: str) -> dict[str, list[str]]:
+    """Return the lines of the table by method, as cells."""
+    lines = [[cell for cell in re.split(separator, line.strip()) if cell] for line in text.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if cells and cells[0] in METHODS and len(cells) == 6}
+
+
+def test_the_demo_prints_the_table_in_the_readme(demo: Demo) -> None:
+    printed, documented = table(demo.called.out, r"\s{2,}"), table(README.read_text(), r"\s*\|\s*")
+    assert list(printed) == list(documented) == METHODS
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # the kind of processor that the README names
+        assert printed == documented
+        return
+    for name, (accuracy, rounds, *_) in printed.items():  # others round differently: by an evaluation at most
+        assert accuracy == documented[name][0]
+        assert abs(int(rounds) - int(documented[name][1])) <= 2
+
+
+def test_the_demo_fits_a_terminal(demo: Demo) -> None:
+    assert max(len(line) for line in demo.called.out.splitlines() if "file://" not in line) <= 80
+
+
+def test_ghbm_and_fedhbm_need_less_than_half_the_rounds(demo: Demo) -> None:
+    rows = {row["algorithm"]: row for row in demo.rows}
+    for name in ("ghbm", "fedhbm"):
+        assert rows[name]["rounds_to_target"] <= rows["fedavg"]["rounds_to_target"] / 2
+    assert rows["fedhbm"]["bytes_to_target"] <= rows["fedavg"]["bytes_to_target"] / 2
+
+
+def test_the_demo_writes_its_runs_and_its_report(demo: Demo) -> None:
+    assert len(list((demo.folder / "runs/demo").glob("*/summary.json"))) == 20
+    assert (demo.folder / "runs/demo/report.html").stat().st_size > 100_000
+    assert f"Report: {(demo.folder / 'runs/demo/report.html').as_uri()}" in demo.called.out
+
+
+def test_the_demo_prints_its_rows_as_json(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.runs.compare.run_all", lambda *_: [])  # all runs have finished
+    called = call_keel(demo.folder, "demo", "--json")
+    rows = json.loads(called.out)
+    assert [row["label"] for row in rows] == METHODS
+    assert sorted(rows, key=itemgetter("label")) == sorted(demo.rows, key=itemgetter("label"))
+    assert called.err == ""

@@ -1,0 +1,157 @@
+"""Federated data from Python: arrays, Hugging Face data sets and flwr-datasets partitioners."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import keel
+from keel import FederatedData, KeelError
+from keel.core.transforms import Identity
+from keel.data.federate import federate, from_dataset, from_partitioner
+from keel.data.transforms import Pixels
+
+LABELS = [0, 1, 2] * 8
+CLIENTS = [f"user{number % 4}" for number in range(24)]
+
+
+class Columns:
+    """Numpy columns with the interface of a datasets.Dataset."""
+
+    def __init__(self, **columns: Any):
+        self.columns = {name: np.asarray(values) for name, values in columns.items()}
+        self.column_names = list(columns)
+
+    def with_format(self, kind: str) -> "Columns":
+        assert kind == "numpy"
+        return self
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns[self.column_names[0]])
+
+
+class ListPartitioner:
+    """A partitioner of given parts, with the argument name of an old flwr-datasets release."""
+
+    def __init__(self, *parts: Columns):
+        self.parts, self.num_partitions = parts, len(parts)
+
+    def load_partition(self, idx: int) -> Columns:
+        return self.parts[idx]
+
+
+def images(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (24, *shape), dtype=np.uint8)
+
+
+def train_one_round(data: FederatedData, out: Path) -> None:
+    table = {"rounds": 1, "algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}, "participation": {"rate": 1.0}}
+    assert keel.run(table, data=data, out=out).status == "finished"
+
+
+def test_integer_arrays_become_floats() -> None:
+    data = federate(images(4), LABELS, test=(images(4), LABELS), keys=CLIENTS)
+    assert data.train.inputs.dtype == torch.float32
+    assert data.train.inputs.max() > 200
+    assert data.partition.clients == 4
+
+
+def test_colour_images_stay_bytes_with_their_channels_first() -> None:
+    colours = images(6, 5, 3)
+    table = Columns(image=colours, label=LABELS, client=CLIENTS)
+    data = from_dataset(table, input="image", label="label", client="client", test=table)
+    assert data.train.inputs.dtype == torch.uint8
+    assert data.input_shape == (3, 6, 5)
+    assert data.transform == Pixels((0.0,) * 3, (1.0,) * 3)
+    np.testing.assert_allclose(data.transform(data.train.inputs[:1])[0, 2], colours[0, :, :, 2] / 255, rtol=1e-6)
+    assert data.partition[1].tolist() == [1, 5, 9, 13, 17, 21]
+
+
+def test_grey_images_have_one_channel() -> None:
+    table = Columns(image=images(6, 5), label=LABELS)
+    data = from_dataset(table, input="image", label="label", test=table, clients=3)
+    assert data.input_shape == (1, 6, 5)
+    assert data.partition.sizes.tolist() == [8, 8, 8]
+
+
+def test_columns_of_numbers_become_floats() -> None:
+    table = Columns(x=np.arange(48.0).reshape(24, 2), label=LABELS)
+    data = from_dataset(table, input="x", label="label", test=table, clients=6, alpha=0.0)
+    assert data.transform == Identity()
+    assert data.train.inputs[1].tolist() == [2, 3]
+    assert all(len(set(data.client(client).targets.tolist())) == 1 for client in range(6))
+
+
+def test_each_partition_is_a_client() -> None:
+    table = Columns(x=np.arange(48.0).reshape(24, 2), label=LABELS)
+    parts = ListPartitioner(*(Columns(x=np.full((size, 2), size), label=LABELS[:size]) for size in (5, 1, 3)))
+    data = from_partitioner(parts, input="x", label="label", test=table)
+    assert data.partition.sizes.tolist() == [5, 1, 3]
+    assert [data.client(client).inputs[0, 0] for client in range(3)] == [5, 1, 3]
+    with pytest.raises(KeelError, match="partition 1 has no examples"):
+        from_partitioner(ListPartitioner(table, Columns(x=[], label=[])), input="x", label="label", test=table)
+
+
+def test_an_error_names_the_column() -> None:
+    table = Columns(image=images(6, 5, 3), label=LABELS)
+    with pytest.raises(KeelError, match="data has no column 'img'; its columns are image, label"):
+        from_dataset(table, input="img", label="label", test=table, clients=2)
+    with pytest.raises(
+        KeelError, match=r"data.labels must be one whole number per example \(got <U5 of shape \(24,\)\)"
+    ):
+        from_dataset(Columns(image=images(6, 5, 3), label=CLIENTS), input="image", label="label", test=table, clients=2)
+    uneven = np.empty(24, dtype=object)
+    with pytest.raises(KeelError, match="column 'image' must have numbers of one shape and type"):
+        from_dataset(Columns(image=uneven, label=LABELS), input="image", label="label", test=table, clients=2)
+    floats = Columns(image=np.zeros((24, 3, 6, 5), dtype=np.float32), label=LABELS)
+    with pytest.raises(KeelError, match="column 'image' must have numbers of one shape and type"):
+        from_dataset(table, input="image", label="label", test=floats, clients=2)
+
+
+def test_a_hugging_face_dataset_is_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "x": datasets.Sequence(datasets.Value("float64")),
+            "label": datasets.ClassLabel(names=["a", "b", "c"]),
+            "client": datasets.Value("string"),
+        }
+    )
+    colours, numbers = images(6, 5, 3), np.random.default_rng(1).normal(size=(24, 4))
+    columns = {"image": list(map(image.fromarray, colours)), "x": numbers.tolist(), "label": LABELS, "client": CLIENTS}
+    table = datasets.Dataset.from_dict(columns, features=features)
+    data = from_dataset(table, input="image", label="label", client="client", test=table)
+    np.testing.assert_array_equal(data.train.inputs, colours.transpose(0, 3, 1, 2))
+    assert data.train.targets.tolist() == LABELS
+    train_one_round(data, tmp_path / "images")
+    floats = from_dataset(table, input="x", label="label", clients=3, alpha=0.5, test=table)
+    np.testing.assert_allclose(floats.train.inputs, numbers, rtol=1e-6)
+    train_one_round(floats, tmp_path / "numbers")
+
+
+def test_partitions_of_flower_datasets_are_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
+    numbers = np.random.default_rng(1).normal(size=(24, 4))
+    table = datasets.Dataset.from_dict({"x": numbers.tolist(), "label": LABELS, "client": CLIENTS})
+    for partitioner, sizes in (
+        (partitioners.NaturalIdPartitioner("client"), [6, 6, 6, 6]),
+        (partitioners.IidPartitioner(5), [5, 5, 5, 5, 4]),
+    ):
+        partitioner.dataset = table
+        data = from_partitioner(partitioner, input="x", label="label", test=table)
+        assert data.partition.sizes.tolist() == sizes
+        np.testing.assert_allclose(data.client(1).inputs, partitioner.load_partition(1)["x"][:], rtol=1e-6)
+        train_one_round(data, tmp_path / type(partitioner).__name__)
+
+
+def test_an_object_that_is_not_a_dataset_is_refused() -> None:
+    with pytest.raises(KeelError, match=r"data must be a datasets\.Dataset \(got dict\)"):
+        from_dataset({"x": [1]}, input="x", label="y", test={"x": [1]})  # type: ignore[arg-type]

@@ -1,0 +1,210 @@
+"""The processes of a real federation on this machine: a SuperLink and SuperNodes, started by the template's scripts.
+
+Ports: the federation takes a block of PORTS_PER_BLOCK free ports of 127.0.0.1 between FIRST_PORT and the kernel's
+ephemeral ports, which start at 32768. A lock file in the temporary folder reserves the block until this process ends,
+so that two test suites on one machine choose different ports.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import pytest
+from filelock import FileLock, Timeout
+
+from keel.runs.folder import RunFolder
+
+PATIENCE_SECONDS = 600
+FIRST_PORT, PORTS_PER_BLOCK, BLOCKS = 21000, 10, 1000
+HEARTBEAT_SECONDS = 10
+"""Flower's minimum; its default is 30 s."""
+OFFLINE_SECONDS = 2 * HEARTBEAT_SECONDS + 2
+"""Time after which the SuperLink reports a killed node as unavailable and accepts it again, with a margin."""
+SUPERNODE = f'''#!{sys.executable}
+"""flower-supernode with shorter intervals. Without these patches the tests pass too, but they take longer."""
+
+import sys
+import time
+from types import SimpleNamespace
+
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli import flower_supernode
+
+for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
+    for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
+        if constant in vars(module):
+            setattr(module, constant, seconds)
+# A node polls for messages every 3 s.
+start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
+sys.exit(flower_supernode())
+'''
+
+
+class Federation:
+    """The processes of one federation, and the files in its folder."""
+
+    def __init__(self, folder: Path, sites: int):
+        self.folder, self.runs = folder, folder / "runs"
+        self.lock, ports = reserve_ports()
+        self.port, self.free_ports, self.node_ports = ports[0], ports[1:-sites], ports[-sites:]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.last_run = ""
+        scripts = folder / "bin"
+        scripts.mkdir()
+        (scripts / "flower-supernode").write_text(SUPERNODE)
+        (scripts / "flower-supernode").chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "FLWR_HOME": str(folder / ".flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+            "HOST": "127.0.0.1",
+            "PORT": str(self.port),
+            "RETRY_SECONDS": "3",
+        }
+
+    def start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*map(str, command)],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def start_server(self) -> None:
+        self.start("server", "./start_server.sh")
+        self.wait_until(lambda: _accepts_connections(self.port), "the server accepts connections")
+
+    def start_node(self, site: int, settings: str = "") -> None:
+        self.environment["NODE_PORT"] = str(self.node_ports[site])
+        node_config = f'device="cpu" {settings}'.strip()
+        self.start(f"site-{site}", "./start_site.sh", str(site), f"127.0.0.1:{self.port}", node_config)
+
+    def stop_node(self, site: int) -> None:
+        """Stop a node as an administrator does, with SIGTERM."""
+        process = self.processes.pop(f"site-{site}")
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and its descendants with SIGKILL."""
+        process = self.processes.pop(name)
+        _kill_with_descendants(process.pid)
+        process.wait()
+
+    def flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            ["flwr", *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self) -> None:
+        answer = json.loads(self.flwr("run", ".", "federation", "--format", "json"))
+        assert answer["success"], answer
+        self.last_run = str(answer["run-id"])
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        return RunFolder(self.runs / name).records() if (self.runs / name / "metrics.jsonl").exists() else []
+
+    def ended(self, name: str) -> bool:
+        return (self.runs / name / "model.safetensors").exists()
+
+    def trains_in(self, site: int, round: int) -> bool:
+        """Return whether a site has received a message of that round, according to its SuperNode's log."""
+        return f", ROUND {round}]" in self.log(f"site-{site}")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, *, during_run: bool = False) -> None:
+        """Wait until the condition is true. Fail after PATIENCE_SECONDS, or when the Flower run ends before."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            run_ended = during_run and self._run_ended()
+            if (run_ended and not condition()) or time.monotonic() > deadline:
+                run_log = self.run_log() if self.last_run else ""
+                reason = "the run ended before" if run_ended else f"not within {PATIENCE_SECONDS} s"
+                pytest.fail(f"{reason}: {what}\n{self.logs()}\nthe run:\n{run_log}")
+            time.sleep(0.05)
+
+    def _run_ended(self) -> bool:
+        finished = re.compile(rf"Finished task \d+ of run {self.last_run}\b")
+        return bool(self.last_run and finished.search(self.log("server")))
+
+    def run_log(self) -> str:
+        """Return the log of the server app in the last Flower run."""
+        return self.flwr("log", self.last_run, "federation", "--show")
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def logs(self) -> str:
+        return "\n".join(f"{file.name}:\n{file.read_text()[-4000:]}" for file in self.folder.glob("*.log"))
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self.lock.release()
+
+
+def reserve_ports() -> tuple[FileLock, list[int]]:
+    """Reserve a block of free ports until the lock is released or this process ends."""
+    for block in range(BLOCKS):
+        first = FIRST_PORT + block * PORTS_PER_BLOCK
+        lock = FileLock(Path(gettempdir()) / f"keel-test-ports-{first}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except (Timeout, PermissionError):  # another suite's, or another user's
+            continue
+        ports = list(range(first, first + PORTS_PER_BLOCK))
+        if all(map(_is_free, ports)):
+            return lock, ports
+        lock.release()
+    raise RuntimeError(f"no {PORTS_PER_BLOCK} free ports from {FIRST_PORT} on")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _accepts_connections(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _kill_with_descendants(process: int) -> None:
+    """Kill a process, the processes that it started, and so on: Flower puts them in several process groups."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listing.splitlines():
+        pid, parent = map(int, line.split())
+        children.setdefault(parent, []).append(pid)
+    descendants, generation = [process], [process]
+    while generation:
+        generation = [child for pid in generation for child in children.get(pid, [])]
+        descendants += generation
+    for pid in descendants:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended meanwhile
+            continue

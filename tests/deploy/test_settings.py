@@ -1,0 +1,50 @@
+"""The configuration of a Flower app: what it accepts, and its deprecated names."""
+
+from typing import Any
+
+import pytest
+
+from keel import KeelError
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from keel.deploy.settings import read_settings
+
+MINIMAL = {"federation.sites": 3, "federation.out": "-"}
+
+
+@pytest.mark.parametrize("name", ["fedhbm", "localghbm"])
+def test_momentum_is_divided_by_the_actual_number_of_rounds_offline(name: str) -> None:
+    spec, _ = read_settings({**MINIMAL, "algorithm.name": name})
+    assert spec.algorithm.settings()["tau_i"] == "actual"
+    spec, _ = read_settings({**MINIMAL, "algorithm.name": name, "algorithm.tau_i": "expected"})
+    assert spec.algorithm.settings()["tau_i"] == "expected"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"federation.sites": 0}, r"federation\.sites"),
+        ({"federation.min_replyes": 2}, "did you mean 'min_replies'"),
+        ({"federation.max_norm": 0}, "max_norm"),
+        ({"federation.least": 2, "federation.min_replies": 2}, "federation.least is the deprecated name"),
+        ({"data.name": "digits"}, r"data\.name"),
+        ({"algorithm.name": "centralized"}, "federated algorithm"),
+        ({"evaluation.on": "validation"}, r"evaluation\.on"),
+        ({"evaluation.deviation": [1]}, r"evaluation\.deviation"),
+        ({"engine.name": "ray"}, r"engine\.name"),
+        ({"local.lrr": 1.0}, "did you mean 'lr'"),
+    ],
+)
+def test_invalid_settings_are_rejected(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(KeelError, match=message):
+        read_settings({**MINIMAL, **config})
+
+
+def test_a_deprecated_name_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    old = {"least": 2, "timeout": 5, "wait": 7, "largest_norm": 3, "rebind": True}
+    _, federation = read_settings({**MINIMAL, **{f"federation.{name}": value for name, value in old.items()}})
+    assert (federation.min_replies, federation.timeout_seconds, federation.wait_seconds) == (2, 5.0, 7.0)
+    assert (federation.max_norm, federation.allow_new_keys) == (3.0, True)
+    assert "federation.least is deprecated; rename it to federation.min_replies" in caplog.text
+    assert len(caplog.records) == len(old)
