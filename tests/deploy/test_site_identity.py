@@ -1,6 +1,7 @@
 """The server checks which node is which site, and that a site reconnects with the same node, data and model."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 from flwr.app import Message
 
 from keel.deploy import messages, sites
-from keel.deploy.flower_adapter import ReplyFilter
-from tests.deploy.in_process import SIZES, InProcessFederation, run_serial, site_examples
+from keel.deploy.flower_adapter import InProcessGrid, ReplyFilter
+from keel.deploy.settings import read_settings
+from keel.deploy.site import client_app
+from tests.deploy.in_process import CONFIG, SIZES, InProcessFederation, network, run_serial, site_examples
 
 
 def test_a_training_does_not_start_without_all_sites(federation: InProcessFederation, tmp_path: Path) -> None:
@@ -43,6 +46,41 @@ def test_a_site_that_could_not_identify_itself_is_asked_again(
     run = federation(data=mounted_later, participation__rate=1.0, federation__wait_seconds=30, rounds=1)
     assert run.status == "finished"
     assert "node 2 rejected: RuntimeError: FileNotFoundError" in caplog.text
+
+
+class SlowGrid(InProcessGrid):
+    """A grid on which the answer to a query arrives only after several polls. It counts the queries."""
+
+    def __init__(self, nodes: int):
+        app = client_app(network, lambda node: site_examples(node["site"]))
+        super().__init__(app, [{"site": site, "device": "cpu"} for site in range(nodes)])
+        self.polls = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.polls += 1
+        return super().pull_messages(message_ids) if self.polls > 3 else []
+
+
+def test_an_answer_that_arrives_after_its_round_identifies_the_node(tmp_path: Path) -> None:
+    spec, federation = read_settings({**CONFIG, "federation.out": str(tmp_path), "federation.timeout_seconds": 60.0})
+    grid = SlowGrid(1)
+    reached = sites.Sites(grid, federation, {"spec": spec.to_toml(), "training": "1"})
+    for round in range(4):
+        assert not reached.nodes, f"identified in round {round}"
+        reached.identify_nodes(0.0)
+    assert reached.nodes == {0: 1}
+    assert grid.messages_sent == 1, "a node with an open query is not asked again"
+
+
+def test_a_node_that_does_not_answer_is_asked_again_after_the_timeout(tmp_path: Path) -> None:
+    spec, federation = read_settings({**CONFIG, "federation.out": str(tmp_path), "federation.timeout_seconds": 0.01})
+    grid = SlowGrid(1)
+    reached = sites.Sites(grid, federation, {"spec": spec.to_toml(), "training": "1"})
+    for _ in range(4):
+        reached.identify_nodes(0.0)
+        time.sleep(0.01)
+    assert reached.nodes == {0: 1}
+    assert grid.messages_sent == 4
 
 
 def test_two_nodes_cannot_be_the_same_site(federation: InProcessFederation, caplog: pytest.LogCaptureFixture) -> None:

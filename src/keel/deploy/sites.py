@@ -22,9 +22,10 @@ MAX_POLL_SECONDS = 3.0
 LOG_SECONDS = 30.0
 """Interval between two log lines about missing sites."""
 RETRY_SECONDS = 30.0
-"""Shortest time after which a node that failed to identify itself is asked again."""
+"""Time after which a node whose answer to the query was invalid is asked again."""
 IDENTIFY_SPEEDUP = 10
-"""During training a new node has this fraction of the timeout to identify itself, because all sites wait for it."""
+"""A round waits for this fraction of the timeout for the answer of a new node, because all sites wait with it. Later
+rounds accept an answer that arrives after that."""
 
 
 class WrongIdentity(messages.InvalidReply):
@@ -49,7 +50,10 @@ class Sites:
         self.recorded = {description["site"]: description for description in recorded}
         self.nodes: dict[int, int] = {}
         self.descriptions: dict[int, Description] = {}
-        self._rejected_until: dict[int, float] = {}
+        self._queries: dict[str, int] = {}
+        """Nodes that have not answered yet, by the ID of the query."""
+        self._ask_again: dict[int, float] = {}
+        """When a node may be asked again; never (inf) if it claimed to be a site that it cannot be."""
         self._online: set[int] = set()
         self._bytes = {"bytes_down": 0, "bytes_up": 0}
 
@@ -57,7 +61,7 @@ class Sites:
         """Return the description of each site, once all sites are connected."""
         deadline, next_log = time.monotonic() + self.federation.wait_seconds, time.monotonic()
         while len(self.descriptions) < self.federation.sites:
-            self.identify_nodes(self.federation.timeout_seconds)
+            self.identify_nodes(0.0)
             missing = ", ".join(str(n) for n in range(self.federation.sites) if n not in self.descriptions)
             if missing and time.monotonic() > deadline:
                 raise KeelError(
@@ -71,25 +75,34 @@ class Sites:
         self.recorded = dict(self.descriptions)
         return [self.descriptions[site] for site in range(self.federation.sites)]
 
-    def identify_nodes(self, timeout: float | None = None) -> None:
-        """Ask each new node which site it is. Ask a node that failed to answer again after RETRY_SECONDS."""
-        if timeout is None:
-            timeout = self.federation.timeout_seconds / (IDENTIFY_SPEEDUP if self.nodes else 1)
+    def identify_nodes(self, seconds: float | None = None) -> None:
+        """Ask each new node which site it is, and read the answers that have arrived.
+
+        A query stays open until `federation.timeout_seconds` are over; after that the node is asked again.
+
+        Args:
+            seconds: How long to wait for the answers of nodes that are asked now.
+        """
+        timeout = self.federation.timeout_seconds
         before, online = self._online, set(self.grid.get_node_ids())
         self._online = online
-        if before - online:  # a rejected node may be the successor of the node that has left
-            self._rejected_until.clear()
+        unknown, left = online - set(self.nodes.values()), before - online
+        if left:  # a rejected node may be the successor of the node that has left
+            self._ask_again = {node: when for node, when in self._ask_again.items() if when < inf and node not in left}
         start = time.monotonic()
-        rejected = {node for node, until in self._rejected_until.items() if start < until}
-        new = sorted(online - set(self.nodes.values()) - rejected)
-        replies = self._send_and_receive("query", dict.fromkeys(new, self._content({})), "0", timeout)
-        pause = max(RETRY_SECONDS, time.monotonic() - start)
-        for node, reply in replies.items():
+        new = sorted(node for node in unknown if self._ask_again.get(node, start) <= start)
+        self._queries = {query: node for query, node in self._queries.items() if node in unknown and node not in new}
+        self._queries |= self._send("query", dict.fromkeys(new, self._content({})), "0")
+        self._ask_again |= dict.fromkeys(new, start + timeout)
+        if seconds is None:
+            seconds = timeout / IDENTIFY_SPEEDUP
+        for node, reply in self._receive(self._queries, seconds if new else 0.0).items():
             try:
                 self._bind(node, reply, online)
             except messages.InvalidReply as error:
                 log.warning("node %d rejected: %s", node, error)
-                self._rejected_until[node] = inf if isinstance(error, WrongIdentity) else time.monotonic() + pause
+                wrong = isinstance(error, WrongIdentity)
+                self._ask_again[node] = inf if wrong else time.monotonic() + RETRY_SECONDS
 
     def _bind(self, node: int, reply: RecordDict | Dropped, online: set[int]) -> None:
         """Bind the site that a node claims to be to that node, after checking the claim."""
@@ -144,34 +157,45 @@ class Sites:
             node: self._content({**requests[site], "round": round, "site": site}, packed)
             for site, node in reachable.items()
         }
-        replies = self._send_and_receive(kind, contents, str(round), self.federation.timeout_seconds)
+        timeout, pending = self.federation.timeout_seconds, self._send(kind, contents, str(round))
+        replies = self._receive(pending, timeout)
+        replies |= {node: Dropped(f"late: no reply within {timeout:g} s") for node in pending.values()}
         return {site: replies[reachable[site]] if site in reachable else Dropped("not connected") for site in requests}
 
     def _content(self, request: Mapping[str, Any], tensors: Any = None) -> RecordDict:
         records: dict[str, Any] = {messages.REQUEST: ConfigRecord({**self.request, **request})}
         return RecordDict(records if tensors is None else {**records, messages.TENSORS: tensors})
 
-    def _send_and_receive(
-        self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float
-    ) -> dict[int, RecordDict | Dropped]:
-        """Send a message to each node, poll until all have replied or `timeout` is over, and return replies by node."""
+    def _send(self, kind: str, contents: Mapping[int, RecordDict], group: str) -> dict[str, int]:
+        """Send a message to each node. Return the nodes by the ID of their message."""
         if not contents:
             return {}
-        sent = [Message(content, node, kind, ttl=timeout, group_id=group) for node, content in contents.items()]
+        ttl = self.federation.timeout_seconds
+        sent = [Message(content, node, kind, ttl=ttl, group_id=group) for node, content in contents.items()]
         self._bytes["bytes_down"] += sum(map(messages.tensor_bytes, contents.values()))
-        pending = dict(zip(self.grid.push_messages(sent), contents, strict=True))
+        return dict(zip(self.grid.push_messages(sent), contents, strict=True))
+
+    def _receive(self, pending: dict[str, int], seconds: float) -> dict[int, RecordDict | Dropped]:
+        """Poll until all nodes have replied or `seconds` are over, at least once.
+
+        Returns:
+            The replies by node. Their messages are removed from `pending`.
+        """
         replies: dict[int, RecordDict | Dropped] = {}
         start = time.monotonic()
-        while pending and (waited := time.monotonic() - start) < timeout:
+        while pending:
             for message_id in list(pending):
                 reply = self._pull_reply(message_id)
                 if reply is not None:
                     replies[pending.pop(message_id)] = reply
-            time.sleep(bool(pending) * min(max(POLL_SECONDS, waited / 20), MAX_POLL_SECONDS, timeout))
+            waited = time.monotonic() - start
+            if waited >= seconds:
+                break
+            time.sleep(bool(pending) * min(max(POLL_SECONDS, waited / 20), MAX_POLL_SECONDS, seconds - waited))
         self._bytes["bytes_up"] += sum(
             messages.tensor_bytes(reply) for reply in replies.values() if not isinstance(reply, Dropped)
         )
-        return {**replies, **{node: Dropped(f"late: no reply within {timeout:g} s") for node in pending.values()}}
+        return replies
 
     def _pull_reply(self, message_id: str) -> RecordDict | Dropped | None:
         """Return the reply to one message if it has arrived. Pulled alone, a malformed reply does not affect others."""
