@@ -3,7 +3,7 @@
     python tools/model_hashes.py > before.json      # in one checkout
     python tools/model_hashes.py before.json        # in another: prints what differs, exits with 1 if anything does
 
-A model's bits depend on the machine and on the versions of PyTorch and NumPy, so both have to run on the same ones.
+A trained model depends on the machine and on the versions of PyTorch and NumPy, so both have to run on the same ones.
 """
 
 import json

@@ -31,7 +31,7 @@ _HOMES = {
     "Run": "keel.runs.result",
     "Spec": "keel.config.schema",
     "make_spec": "keel.config.defaults",
-    # on data of one's own
+    # your data
     "federate": "keel.data.federate",
     "from_dataset": "keel.data.federate",
     "from_partitioner": "keel.data.federate",
@@ -39,7 +39,7 @@ _HOMES = {
     "FederatedData": "keel.core.examples",
     "Examples": "keel.core.examples",
     "Partition": "keel.core.examples",
-    # with an algorithm of one's own
+    # your algorithm
     "Algorithm": "keel.algorithms.base",
     "hyperparameters": "keel.algorithms.base",
     "Context": "keel.algorithms.base",

@@ -1,4 +1,4 @@
-"""Adaptive bias estimation: client and server corrections that fade by themselves.
+"""Adaptive bias estimation: client and server corrections that decay with their age.
 
 F. Varno, M. Saghayi, L. Rafiee Sevyeri, S. Gupta, S. Matwin, M. Havaei. AdaBest: Minimizing Client Drift in
 Federated Learning via Adaptive Bias Estimation. ECCV 2022.

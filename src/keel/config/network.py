@@ -15,7 +15,7 @@ class Network(BaseModel):
     down_mbps: float = Field(50.0, gt=0)
     """A client's download bandwidth in megabits per second."""
     latency_ms: float = Field(50.0, ge=0)
-    """The latency of each of a round's two exchanges."""
+    """The one-way latency; a round has two transfers, down and up."""
     slowdown: float = Field(1.0, gt=0)
     """A client's computing time relative to a core of the machine that ran the simulation."""
     straggle: float = Field(0.0, ge=0, le=10)
@@ -24,7 +24,7 @@ class Network(BaseModel):
     def round_seconds(
         self, seed: int, round: int, cohort: list[int], down: float, up: float, computing: float
     ) -> float:
-        """The duration of a round in which each client receives `down` bytes, sends `up` and computes so long."""
+        """The duration of a round: a client receives `down` bytes, sends `up` and computes for `computing` seconds."""
         slowest = 1.0
         if self.straggle:
             spread = [keyed_rng(seed, "network", round, client).standard_normal() for client in cohort]

@@ -189,7 +189,7 @@ def engine_identity(engine: Mapping[str, Any], bit_identical: bool | None = None
     """The fields of an engine that can change a result: not who computes or where, if the arithmetic is the same.
 
     Args:
-        bit_identical: Whether the engine gives the bits of `serial`; by default, what is known of it by its name.
+        bit_identical: Whether the engine is bit-identical to `serial`; by default, what is known of it by its name.
     """
     if bit_identical is None:
         bit_identical = engine["name"] != CUSTOM and engines.bit_identical(engine["name"])
@@ -231,7 +231,7 @@ AlgorithmField = Annotated[Algorithm, BeforeValidator(_algorithm), PlainSerializ
 
 
 class Spec(_Table):
-    """One experiment. Equal specs give equal bits."""
+    """One experiment. Equal specs give bit-identical results."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 400
@@ -249,13 +249,13 @@ class Spec(_Table):
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """The spec without what may differ between two starts of one run, since it does not change the bits."""
+        """The spec without what may differ between two starts of one run, since it does not change the result."""
         excluded: dict[str, Any] = {**dict.fromkeys(NOT_COMPUTED, True), "engine": {"workers"}}
         return self.model_dump(exclude_none=True, exclude=excluded)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What two runs share if they have the same bits: the experiment, whichever engine distributes it."""
+        """What is equal for two runs that are bit-identical: the experiment, whichever engine distributes it."""
         table = self.experiment
         return {**table, "engine": engine_identity(table["engine"])}
 

@@ -28,7 +28,7 @@ def cores() -> int:
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Run PyTorch on one thread: how it splits a sum over threads changes the bits."""
+    """Run PyTorch on one thread: how it splits a sum over threads changes the rounding."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -47,7 +47,7 @@ class Drift(Observer):
 class Deviation(Observer):
     """Measures how far the mean of the last tau pseudo-gradients is from that of all clients, relative to its norm.
 
-    Every client trains in every evaluated round for this. A tau is left out until so many rounds exist.
+    Every client trains in every evaluated round for this. A tau is omitted until tau rounds exist.
     """
 
     def __init__(self, taus: Sequence[int]):

@@ -1,6 +1,7 @@
 """The federated loop: sample a cohort, broadcast, train, aggregate, evaluate, notify the observers.
 
-It is given a task, an algorithm, a sampler and an engine, and knows no spec, folder, terminal or cluster.
+It is given a task, an algorithm, a sampler and an engine, and imports nothing about specs, folders, terminals or
+clusters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ class LoopSettings:
 
 
 class Loop:
-    """One federated training, from any training state."""
+    """One federated run, from any training state."""
 
     def __init__(
         self,

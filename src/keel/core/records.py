@@ -50,7 +50,7 @@ class Summary(TypedDict):
 
 
 class Versions(TypedDict):
-    """The software and the machine that a run's bits may depend on."""
+    """The software and the machine that a run's result may depend on."""
 
     keel: str
     source_sha256: str
@@ -85,5 +85,5 @@ class Environment(Versions, total=False):
     examples_sha256: str
     partition_sha256: str
     training: str
-    """A federation's identifier of this training."""
+    """A federation's identifier of this run."""
     sites: list[dict[str, Any]]

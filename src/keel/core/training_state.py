@@ -1,4 +1,4 @@
-"""The state of a training between two rounds: all that a checkpoint has to hold."""
+"""The state of a run between two rounds: all that a checkpoint has to hold."""
 
 from dataclasses import dataclass, field
 

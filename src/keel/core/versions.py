@@ -1,4 +1,4 @@
-"""The versions of the software that a run's bits depend on."""
+"""The versions of the software that a run's result depends on."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -14,5 +14,5 @@ def source_sha256() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be equal on all machines of a run for equal bits."""
+    """Return the versions that must be equal on all machines of a run for bit-identical results."""
     return {"source_sha256": source_sha256(), "torch": torch.__version__, "numpy": np.__version__}

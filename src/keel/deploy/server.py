@@ -1,4 +1,4 @@
-"""The server app of a federation: it runs or resumes a training whose clients are sites.
+"""The server app of a federation: it starts or resumes a run whose clients are sites.
 
 Sampling, aggregation, evaluation, run folder, checkpoints and resume are the same as in every other run.
 """

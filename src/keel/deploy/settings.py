@@ -18,7 +18,7 @@ class Federation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     sites: Annotated[int, Field(ge=1)]
-    """Number of sites. All of them must be connected when a training starts."""
+    """Number of sites. All of them must be connected when a run starts."""
     out: Annotated[str, Field(min_length=1)]
     """Run folder on the server. If it exists, the run is resumed."""
     min_replies: Annotated[int, Field(ge=1)] = 1
@@ -26,11 +26,11 @@ class Federation(BaseModel):
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Time that a site has to reply."""
     wait_seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """How long a new training waits for all sites, and a round for `min_replies`."""
+    """How long a new run waits for all sites, and a round for `min_replies`."""
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """Largest Euclidean norm of a reported tensor. A reply with a larger one is dropped."""
     allow_new_keys: bool = False
-    """Whether a site may reconnect with another node key than at the start of the training."""
+    """Whether a site may reconnect with another node key than at the start of the run."""
 
 
 RENAMED = {

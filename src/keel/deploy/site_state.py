@@ -2,7 +2,7 @@
 
 A file is complete or absent, also after a crash. The server names the round whose state a site has to continue from,
 so the state of the last round that the server counted stays until a later round counts. A report that was dropped, or
-a round that a restarted server repeats, therefore does not affect the training.
+a round that a restarted server repeats, therefore does not affect the result.
 """
 
 import re
@@ -35,7 +35,7 @@ def state_folder(node_config: Mapping[str, Any], default_name: str) -> Path:
 
 
 class SiteState:
-    """The client state of one site in one training."""
+    """The client state of one site in one run."""
 
     def __init__(self, folder: Path, training: str, precision: Precision = "float32", parameters: int | None = None):
         if not TRAINING_ID.fullmatch(training):

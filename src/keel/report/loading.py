@@ -157,7 +157,7 @@ def shared_fields(folder: RunFolder) -> Table:
 
 
 def _bit_identical(folder: RunFolder) -> bool:
-    """Return whether a run has the bits of `serial`; False for a user's engine in a run of an earlier version."""
+    """Return whether a run is bit-identical to `serial`; False for a user's engine in a run of an earlier version."""
     recorded = folder.environment.get("bit_identical")
     if recorded is not None:
         return bool(recorded)

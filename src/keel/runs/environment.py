@@ -1,4 +1,4 @@
-"""What a run's bits depend on besides its spec: versions, and fingerprints of the task."""
+"""The versions and task fingerprints that the result depends on in addition to the spec."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from keel.errors import KeelError
 from keel.runs.build import Training
 
 SAME_BITS = ("keel", "source_sha256", "torch", "numpy")
-"""The versions that have to be equal for two runs of a spec to have the same bits."""
+"""The versions that have to be equal for two runs of a spec to be bit-identical."""
 
 
 def versions() -> Versions:
@@ -55,7 +55,7 @@ def environment_of(training: Training) -> Environment:
 
 
 def fingerprints(loop: Loop) -> dict[str, Any]:
-    """What tells whether two trainings have the same task, also where parts of it were passed in Python."""
+    """Fingerprints that are equal if two runs have the same task, also where parts of it were passed in Python."""
     task = loop.task
     return {
         "loss": "cross entropy" if task.loss is default_loss(task.data) else CUSTOM,
@@ -74,7 +74,7 @@ def _cohorts_sha256(sampler: Sampler) -> str:
 
 
 def _sampler_text(training: Training) -> dict[str, str]:
-    """What tells the methods of two passed samplers apart in a report, whatever their seeds."""
+    """Text that distinguishes two samplers passed in Python in a report, whatever their seeds."""
     sampler = training.loop.sampler
     if training.spec.participation.sampler != CUSTOM:
         return {}

@@ -1,4 +1,4 @@
-"""Runs the remaining rounds of a training into its folder: records, checkpoints, trackers, signals, the summary."""
+"""Executes the remaining rounds of a run into its folder: records, checkpoints, trackers, signals, the summary."""
 
 import signal
 import threading
@@ -60,7 +60,7 @@ def execute(
     """Run the remaining rounds.
 
     With remote clients every round is saved, since the sites build on the last one, and signals are left to the
-    process that talks to them.
+    process that communicates with them.
     """
     loop, remote = training.loop, training.loop.engine.remote
     advice = "start the same flwr run again" if remote else f"keel resume {quote(str(folder.path))}"

@@ -142,7 +142,7 @@ def executor(size: int, on_round: OnRound, cluster: Cluster | None = None, folde
 
 
 def report_to(progress: "ProgressQueue | ProgressSender", halted: "Event | ProgressSender") -> None:
-    """Set where the runs of this process send their progress, and what tells them to stop."""
+    """Set the progress queue and the stop event of this process."""
     global _progress, _halted
     _progress, _halted = progress, halted
     _interrupted.clear()
@@ -189,7 +189,7 @@ def _run(number: int, table: dict[str, Any], path: Path, workers: int) -> Summar
 
 
 def _init_worker(queue: ProgressQueue, halted: Event) -> None:
-    """Prepare a worker: Ctrl-C is noted, and never breaks it while it talks to its parent between two runs."""
+    """Prepare a worker: Ctrl-C sets an event, and never interrupts it while it communicates with its parent."""
     queue.cancel_join_thread()  # a parent that no longer reads must not keep a worker from ending
     report_to(queue, halted)
     signal.signal(signal.SIGINT, lambda *_: _interrupted.set())

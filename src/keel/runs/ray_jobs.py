@@ -79,7 +79,7 @@ class ProgressReceiver:
 
 
 Initialise: TypeAlias = Callable[[ProgressSender, ProgressSender], None]
-"""Called in a job before its run: sets where the run sends its progress, and what tells it to stop."""
+"""Called in a job before its run: sets the progress queue and the stop event."""
 
 
 class RayExecutor:

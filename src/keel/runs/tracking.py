@@ -35,7 +35,7 @@ class Tracker(Protocol):
     """One run in one tracker, new or continued."""
 
     logged: int
-    """The last round that the tracker has. A resumed run has the same bits, so what was logged stays right."""
+    """The last round that the tracker has. A resumed run is bit-identical, so the logged rounds stay correct."""
 
     def log(self, step: int, scalars: Scalars) -> None: ...
 
