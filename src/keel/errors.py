@@ -16,14 +16,21 @@ class Interrupted(Exception):
     """Ctrl-C while several runs were active: each of them has finished its round and saved it."""
 
 
-def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "") -> KeelError:
-    """The error for an unknown name, with a suggestion if a known name is similar."""
+def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "", owner: str = "") -> KeelError:
+    """The error for an unknown name, with a suggestion if a known name is similar.
+
+    Args:
+        also: What is accepted besides the known names.
+        owner: What has the known names, such as the algorithm of a hyper-parameter.
+    """
     names = sorted(known)
+    unknown = f"unknown {kind} {value!r}" + (f" for {owner}" if owner else "")
+    if not names and not also:
+        return KeelError(f"{unknown}, which has no {kind}s; remove it" if owner else f"{unknown}; remove it")
     lower = {name.lower(): name for name in names}
     near = get_close_matches(value.lower(), lower, n=1)
     hint = f"did you mean {lower[near[0]]!r}? " if near else ""
-    choice = f"known: {', '.join([*names, *([also] if also else [])])}" if names or also else "it has none"
-    return KeelError(f"unknown {kind} {value!r}; {hint}{choice}")
+    return KeelError(f"{unknown}; {hint}known: {', '.join([*names, *([also] if also else [])])}")
 
 
 def explain(error: "ValidationError", table: str = "") -> str:

@@ -27,7 +27,7 @@ def check_settings(
     accepted = _settings(function)
     for setting in settings:
         if setting not in accepted and not _takes_any(function):
-            raise unknown_name(f"{table} field of {name}", setting, {*accepted, *others})
+            raise unknown_name(f"{table} field", setting, {*accepted, *others}, owner=name)
     missing = [s for s, parameter in accepted.items() if parameter.default is Parameter.empty and s not in settings]
     if missing:
         raise KeelError(f"{table}.{missing[0]} must be set for {table}.name = {name!r}")

@@ -16,7 +16,13 @@ def size(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A duration in seconds, minutes, hours and minutes, or days. The report's page.js formats it in the same way."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes} min"
+    total = round(seconds / 60)
+    hours, minutes = divmod(total, 60)
+    if hours >= 240:
+        return f"{total / 1440:.0f} days"
+    if hours >= 24:
+        return f"{total / 1440:.1f} days"
+    return " ".join([f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (minutes > 0))

@@ -147,6 +147,8 @@ def test_algorithms_as_json(keel: Keel) -> None:
 def test_algorithms_fit_a_terminal(keel: Keel) -> None:
     out = keel("algorithms").out
     assert "fedhbm" in out
+    for column in ("client state", "mean suffices", "relative cost"):
+        assert f"\n{column}: " in out
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -242,7 +242,9 @@ def test_an_observer_cannot_overwrite_the_record() -> None:
             return {"accuracy": 2.0}
 
     loop = uneven_loop({"rounds": 1})
-    with pytest.raises(KeelError, match=r"Overwriting.round_ended must not return 'accuracy'"):
+    with pytest.raises(
+        KeelError, match=r"Overwriting.round_ended must not return the key 'accuracy', .*; use another name"
+    ):
         loop.run(loop.start(), [Overwriting()])
 
 

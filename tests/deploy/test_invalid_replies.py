@@ -88,7 +88,7 @@ INVALID: dict[Callable[[RecordDict], None], str] = {
     pickled: "pickle",
     wrong_names: "extra",
     stale: "stale: belongs to round 1",
-    another_training: "another training",
+    another_training: "another run",
     no_steps: "steps",
     wrong_steps: "steps is 1000000000; expected 2",
     infinite_norm: "delta or its norm is not finite",

@@ -122,7 +122,7 @@ def test_a_site_with_a_new_key_is_rejected_by_default(
 ) -> None:
     run = federation(new_node_for_site_2(federation), participation__rate=1.0)
     assert [list(record.get("dropped", {})) for record in run.records] == [[], [], ["2"], ["2"]]
-    assert "node 9 rejected: claims to be site 2, but the training started with node 3" in caplog.text
+    assert "node 9 rejected: claims to be site 2, but the run started with node 3" in caplog.text
 
 
 def stop_server_in(round: str) -> Callable[[int, Message], Message]:
@@ -147,7 +147,7 @@ def test_a_site_stays_bound_to_its_node_after_a_restart_of_the_server(
         federation(stop_server_in("3"), participation__rate=1.0)
     resumed = federation(swap_sites_0_and_1, participation__rate=1.0)
     assert [record["cohort"] for record in resumed.records] == [[2, 0, 1], [2, 0, 1], [2], [2]]
-    assert "claims to be site 1, but the training started with node 2" in caplog.text
+    assert "claims to be site 1, but the run started with node 2" in caplog.text
 
 
 def test_a_site_that_comes_back_with_other_data_is_rejected(
@@ -157,7 +157,7 @@ def test_a_site_that_comes_back_with_other_data_is_rejected(
         federation(stop_server_in("2"), participation__rate=1.0, rounds=2)
     resumed = federation(data=lambda node: site_examples((1, 1, 2)[node["site"]]), participation__rate=1.0, rounds=2)
     assert resumed.records[-1]["dropped"] == {"0": "not connected"}
-    assert "site 0: examples is 4, but the training started with 9" in caplog.text
+    assert "site 0: examples is 4, but the run started with 9" in caplog.text
 
 
 def test_a_site_answers_only_requests_for_its_number(federation: InProcessFederation) -> None:
@@ -201,7 +201,7 @@ def test_buffers_that_the_model_does_not_have_are_rejected(federation: InProcess
             reply.content.config_records[messages.REPLY]["moving"] = ["ghost"]
         return reply
 
-    with pytest.raises(KeelError, match=r"site 0: moving must name buffers .*\['ghost'\]"):
+    with pytest.raises(KeelError, match=r"site 0 reports running buffers .* does not have: ghost; model\(\) must"):
         federation(falsify)
 
 

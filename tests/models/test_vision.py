@@ -191,7 +191,7 @@ def test_frozen_parts_are_not_trained(tiny_vit: Path) -> None:
 @pytest.mark.parametrize("prefix", ["vit.layer", "vi", "", "network.vit"])
 def test_a_name_to_freeze_without_parameters_is_refused(prefix: str, tiny_vit: Path) -> None:
     with pytest.raises(
-        KeelError, match=f"model.freeze: '{prefix}' has no parameters; the parts are vit, classifier, and"
+        KeelError, match=f"model.freeze: '{prefix}' is not a module with parameters; use one of vit, classifier or"
     ):
         vit(tiny_vit, freeze=[prefix])
 

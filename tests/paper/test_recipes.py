@@ -257,7 +257,7 @@ def test_a_search_in_which_every_point_diverged_matches_only_its_setting(tmp_pat
 def test_the_documents_have_the_same_names_and_rates() -> None:
     listed = (DOCS / "paper.md").read_text().partition("| name | in the paper | shows |\n|---|---|---|\n")[2]
     lines = listed.partition("\n\n")[0].splitlines()
-    assert lines == [f"| `{r.name}` | {r.number or 'not in it'} | {r.shows} |" for r in all_recipes().values()]
+    assert lines == [f"| `{r.name}` | {r.number or '-'} | {r.shows} |" for r in all_recipes().values()]
     letters = {"Δ": "Delta", "σ²": "sigma^2", "ζ²": "zeta^2", "σ": "sigma", "ζ": "zeta"}
     theory = (DOCS / "theory.md").read_text()
     for row in RATES:

@@ -199,6 +199,16 @@ def test_numbers_are_rounded_as_python_rounds_them(opened: Callable[..., Any]) -
     assert rounded == [f"{value:.{digits}f}" for value, digits in cases]
 
 
+def test_durations_are_written_as_python_writes_them(opened: Callable[..., Any]) -> None:
+    page = opened()
+    script = (Path(__file__).parents[2] / "src/keel/report/page.js").read_text()
+    fixed = script[script.index("const fixed =") : script.index("const percent =")]
+    function = script[script.index("const duration =") : script.index("// Milestones are")]
+    seconds = [0.04, 59.9, 60, 90, 3570, 3600, 5700, 86_370, 86_400, 129_600, 863_990, 864_000, 7_380_000]
+    written = page.evaluate(f"seconds => {{ {fixed} {function} return seconds.map(duration) }}", seconds)
+    assert written == [duration(value) for value in seconds]
+
+
 def test_the_keyboard_moves_the_target_and_sorts_the_table(opened: Callable[..., Any]) -> None:
     page = opened()
     page.focus(".target input")

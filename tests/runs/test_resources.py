@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from keel.config.defaults import make_spec
 from keel.core.engine import Engine, RoundSize, one_client_footprint
 from keel.runs import resources
 from keel.runs.build import Training, build, make_task
-from keel.runs.resources import footprint_of
+from keel.runs.resources import Footprint, footprint_of
 
 MODEL = 4 * (64 * 64 + 64 + 64 * 10 + 10)
 
@@ -46,9 +47,11 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_fit(
     with pytest.raises(KeelError) as caught:
         keel.run(table, out=tmp_path / "run")
     assert "100 clients with 19.3 kB of state each" in str(caught.value)
-    assert "but the disk has 3.1 MB left" in str(caught.value)
+    assert "but only 3.1 MB of disk space is free; use one of: " in str(caught.value)
     assert not (tmp_path / "run").exists()
-    fixes = re.search(r"use memory.precision = 'float16', memory.keep = (\d+), rounds = (\d+),", str(caught.value))
+    fixes = re.search(
+        r"use one of: memory.precision = 'float16', memory.keep = (\d+), rounds = (\d+),", str(caught.value)
+    )
     assert fixes is not None
     keep, rounds = map(int, fixes.groups())
     for memory, fits in ({"precision": "float16"}, True), ({"keep": keep}, True), ({"keep": keep + 1}, False):
@@ -60,13 +63,27 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_fit(
     )
 
 
+def test_a_footprint_is_a_phrase_for_one_client_and_for_many() -> None:
+    many = Footprint(disk=2_000_000, ram=3_000_000, clients=1000, client_state=500, server=0)
+    rest = (
+        "some stored twice until the next checkpoint) and 3.0 MB of peak memory, not counting the program and the data"
+    )
+    assert str(many) == f"up to 2.0 MB on disk (1,000 clients with 500 B of state each, {rest}"
+    assert str(replace(many, clients=1)) == f"up to 2.0 MB on disk (1 client with 500 B of state, {rest}"
+    assert str(replace(many, client_state=0)).startswith("up to 2.0 MB on disk and 3.0 MB of peak memory")
+
+
 def test_settings_that_do_not_help_are_not_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    with pytest.raises(KeelError, match=r"; use an algorithm without client state, a folder on another disk$"):
+    with pytest.raises(KeelError, match=r"; use one of: an algorithm without client state, a folder on another disk$"):
         keel.run({"algorithm": {"name": "fedhbm"}}, out=tmp_path / "run")
+    with pytest.raises(KeelError, match=r"is free; use a folder on another disk$"):
+        keel.run({"algorithm": {"name": "fedavg"}}, out=tmp_path / "run")
     monkeypatch.undo()
     monkeypatch.setattr(resources, "available_ram", lambda: 100_000)
-    with pytest.raises(KeelError, match=r"has 100.0 kB of RAM; use a smaller local.batch, a smaller model$"):
+    with pytest.raises(
+        KeelError, match=r"has only 100.0 kB of RAM; use one of: a smaller local.batch, a smaller model$"
+    ):
         keel.run({"algorithm": {"name": "fedavg"}, "engine": {"name": "serial"}}, out=tmp_path / "run")
 
 
@@ -109,7 +126,7 @@ def test_the_limit_of_a_container_is_the_available_ram(tmp_path: Path, monkeypat
 def test_a_run_that_needs_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "available_ram", lambda: 100_000)
     with pytest.raises(
-        KeelError, match=r"has 100.0 kB of RAM; use a smaller memory.ram_gb, fewer engine.workers, engine.name"
+        KeelError, match=r"only 100.0 kB of RAM; use one of: a smaller memory.ram_gb, fewer engine.workers, engine.name"
     ):
         keel.run({"algorithm": {"name": "ghbm"}, "engine": {"name": "pool", "workers": 2}}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

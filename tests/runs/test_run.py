@@ -306,8 +306,18 @@ def test_a_damaged_file_gives_an_error_of_one_line(copied: Path) -> None:
     with pytest.raises(keel.KeelError, match=r"metrics.jsonl' is damaged"):
         RunFolder.open(copied).records()
     (copied / "checkpoint/state.safetensors").write_bytes(b"")
-    with pytest.raises(keel.KeelError, match=r"state.safetensors' is damaged"):
+    with pytest.raises(keel.KeelError, match=r"state.safetensors' is damaged .*; delete it, and summary.json if"):
         keel.resume(copied)
+
+
+def test_a_run_restarts_from_round_1_without_its_damaged_checkpoint(copied: Path, finished: keel.Run) -> None:
+    """This is what the error about a damaged checkpoint advises."""
+    (copied / "checkpoint/state.safetensors").unlink()
+    (copied / "summary.json").unlink()
+    rounds: list[int] = []
+    run = keel.resume(copied, hooks=[lambda record, *_: rounds.append(record["round"])])
+    assert rounds[0] == 1
+    assert run.summary["model_sha256"] == finished.summary["model_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_run_that_fails_stops_the_others_after_their_round(
         ([], "search.fields is empty; use --over local.lr=0.01,0.1 or --grid paper"),
         (["--over", "local.lr"], "--over must be key=value,value or key=low..high[,log] (got 'local.lr')"),
         (["--over", "local.lr=0.1,0"], "local.lr must be greater than 0 (got 0)"),
-        (["--over", "local.lr=0.1", "--set", "local.lr=0.2"], "local.lr is both searched and set"),
+        (["--over", "local.lr=0.1", "--set", "local.lr=0.2"], "local.lr is both searched and set; remove it from"),
         (
             ["--over", "local.lr=0.1", "--seeds", "two"],
             "--seeds must be a number, as in 3, or seeds, as in 100,101 (got 'two')",

@@ -41,7 +41,7 @@ def make_algorithm(name: str, **settings: Any) -> Algorithm:
     accepted = [field.name for field in fields(cls)]
     for setting in settings:
         if setting not in accepted:
-            raise unknown_name(f"{name} hyper-parameter", setting, accepted)
+            raise unknown_name("hyper-parameter", setting, accepted, owner=name)
     try:
         return cls(**settings)
     except ValidationError as error:

@@ -18,16 +18,19 @@ def algorithms(as_json: AsJson = False) -> None:
 
     from keel.cli.terminal import console, print_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "paper", "state", "mean", "down", "up", "cost"):
-        table.add_column(name, justify="right" if name in ("down", "up", "cost") else "left", no_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))  # 80 columns are enough
+    for name in ("name", "paper", "client\nstate", "mean\nsuffices"):
+        table.add_column(name, no_wrap=True)
+    for name in ("down", "up", "relative\ncost"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         properties = ["yes" if row[key] else "no" for key in ("stateful", "mean_suffices")]
         traffic = [f"{row[key]:g}" for key in ("down", "up", "relative_cost")]
         table.add_row(row["name"], row["paper"], *properties, *traffic)
     print_table(table)
     console.print(
-        "\nstate: clients keep state between rounds.\nmean: the server needs only the mean of the reports.\n"
+        "\nclient state: clients keep state between rounds.\n"
+        "mean suffices: the server needs only the mean of the reports.\n"
         "down, up: model-sized vectors sent to and from each client in a round.\n"
-        "cost: bytes per round relative to FedAvg."
+        "relative cost: bytes per round relative to FedAvg."
     )

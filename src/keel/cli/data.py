@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from keel.cli.options import AsJson, Quiet, print_json, with_options
+from keel.cli.options import Alpha, AsJson, Clients, Partition, Quiet, print_json, with_options
 from keel.errors import KeelError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, download and inspect data sets.")
@@ -76,11 +76,16 @@ def data_get(name: Name, quiet: Quiet = False) -> None:
 @app.command("show")
 def data_show(
     name: Name,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field.")] = None,
-    clients: Annotated[int | None, typer.Option(help="data.clients")] = None,
-    alpha: Annotated[float | None, typer.Option(help="data.alpha: 0 is one class per client.")] = None,
-    partition: Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a field of the spec, as in data.max_examples=50; repeatable."
+        ),
+    ] = None,
+    clients: Clients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the partition.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a data set is partitioned: client sizes and label distributions.

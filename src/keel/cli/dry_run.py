@@ -29,7 +29,7 @@ def print_estimate(specs: list["Spec"], as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("method (per run)", overflow="fold")
     networked = any(spec.network is not None for spec in specs)
-    for name in ("rounds", "bytes", "disk", "RAM", "time here", *(["federation"] if networked else [])):
+    for name in ("rounds", "bytes", "disk", "RAM", "wall-clock\ntime", *(["in the\nfederation"] if networked else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for group, estimate in estimates:
         figures = [
@@ -48,7 +48,7 @@ def print_estimate(specs: list["Spec"], as_json: bool) -> None:
     free = disk_usage(".").free
     console.print(
         f"\n{runs}: about {duration(seconds)} of compute time on this machine, up to {size(disk)} on disk. "
-        "RAM: peak memory without the program and the data."
+        "RAM: peak memory, not counting the program and the data."
     )
     if disk > free:
         console.print(f"The disk has only {size(free)} left.")

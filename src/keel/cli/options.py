@@ -25,6 +25,9 @@ Set = Annotated[
 Algorithm = Annotated[str | None, typer.Option(help="algorithm.name, see keel algorithms, or module:name.")]
 Data = Annotated[str | None, typer.Option(help="data.name, see keel data list, or module:name.")]
 Model = Annotated[str | None, typer.Option(help="model.name, as in mlp or lenet, or module:name.")]
+Clients = Annotated[int | None, typer.Option(help="data.clients: number of clients.")]
+Alpha = Annotated[float | None, typer.Option(help="data.alpha: 0 gives each client one class.")]
+Partition = Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Rate = Annotated[float | None, typer.Option(help="participation.rate: share of the clients in a round.")]
 Target = Annotated[

@@ -1,4 +1,4 @@
-"""Observers: the one way to watch a run. The loop calls them; they do not change its result.
+"""Observers: callbacks that watch a run without changing its result.
 
     class CohortSize(keel.Observer):
         def round_ended(self, event):
@@ -58,7 +58,7 @@ class Observer:
         """Called before a round, also when an interrupted round is repeated."""
 
     def message_sent(self, message: Message, clients: int) -> None:
-        """The server sends this message to each of so many clients."""
+        """The server sends this message to `clients` clients."""
 
     def message_received(self, message: Message) -> None:
         """A client's message reaches the server."""
@@ -71,7 +71,7 @@ class Observer:
         return None
 
     def round_recorded(self, record: Record, state: "TrainingState", seconds: float) -> None:
-        """The record is complete, the training state is that after the round, which took so many seconds."""
+        """Called when the record is complete; `seconds` is the wall-clock time of the round."""
 
 
 class HookObserver(Observer):
@@ -138,5 +138,8 @@ def _add_fields(record: Record, observer: Observer, event: RoundEnd) -> None:
     """Add what an observer measured to the record, under names that the record does not have."""
     fields = observer.round_ended(event) or {}
     if taken := sorted(fields.keys() & (record.keys() | ADDED_LATER)):
-        raise KeelError(f"{type(observer).__name__}.round_ended must not return {taken[0]!r}, which the record has")
+        raise KeelError(
+            f"{type(observer).__name__}.round_ended must not return the key {taken[0]!r}, which is already a key of "
+            "the record; use another name"
+        )
     cast(dict[str, Any], record).update(fields)

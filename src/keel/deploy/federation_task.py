@@ -32,7 +32,10 @@ def federation_task(
     data = RemoteData("federation", placeholder, test or placeholder, partition, first["classes"])
     task = make_task(spec, module=module, data=data, loss=loss)
     if unknown := set(first["moving"]) - set(dict(task.module.named_buffers())):
-        raise KeelError(f"site {first['site']}: moving must name buffers of the server's model (got {sorted(unknown)})")
+        raise KeelError(
+            f"site {first['site']} reports running buffers that the server's model does not have: "
+            f"{', '.join(sorted(unknown))}; model() must return the same model on every machine"
+        )
     checksum = state_fingerprint(task.module)
     for site in descriptions:
         if site["model"] != checksum:

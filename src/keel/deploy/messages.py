@@ -19,7 +19,7 @@ RAW = "keel.raw"
 TENSORS = "keel.tensors"
 """Record of a message with its tensors, in both directions."""
 REQUEST = "keel.request"
-"""Record with the parameters of a server's request. A reply repeats its training and round."""
+"""Record with the parameters of a server's request. A reply repeats its run ID (`training`) and round."""
 REPLY = "keel.reply"
 """Record with the numbers of a site's reply: steps, loss, a description of its data."""
 
@@ -75,7 +75,7 @@ def _to_tensor(name: str, array: Array, shape: list[int], dtype_name: str) -> Te
     dtype = getattr(torch, dtype_name)
     if len(array.data) != (expected_bytes := prod(shape) * dtype.itemsize):
         raise InvalidReply(f"{name} has {len(array.data)} bytes; its shape requires {expected_bytes}")
-    # Cloned: the alignment of a tensor changes the bits of what is computed from it, and message bytes are unaligned.
+    # Cloned: the alignment of a tensor changes the rounding of what is computed from it, and messages are unaligned.
     return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
 
 
@@ -93,13 +93,13 @@ def reply_numbers(content: RecordDict, round: int, training: str) -> MetricRecor
     """Return the numbers of a reply.
 
     Raises:
-        InvalidReply: The reply has none, or belongs to another round or training.
+        InvalidReply: The reply has none, or belongs to another round or run.
     """
     numbers, request = content.get(REPLY), content.get(REQUEST)
     if not isinstance(numbers, MetricRecord) or not isinstance(request, ConfigRecord):
         raise InvalidReply("has no numbers")
     if request.get("training") != training:
-        raise InvalidReply("belongs to another training")
+        raise InvalidReply("belongs to another run")
     if request.get("round") != round:
         raise InvalidReply(f"stale: belongs to round {request.get('round')!r}")
     return numbers

@@ -82,7 +82,7 @@ class Site:
         if request.get("site", self.number) != self.number:
             raise KeelError(f"this is site {self.number}, but the request is for site {request['site']!r}")
         self.device = find_device(str(node.get("device", "auto")))
-        torch.set_num_threads(int(node.get("threads", 1)))  # one: the number of threads changes the bits of a sum
+        torch.set_num_threads(int(node.get("threads", 1)))  # one: the number of threads changes the rounding of a sum
         self._model, self._data, self._loss = model, data, loss
 
     @cached_property
@@ -129,7 +129,10 @@ class Site:
         last_round, ctx = int(str(self.request["last_round"])), messages.round_context(self.request)
         first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
         if first_phase is None:
-            raise KeelError(f"round {ctx.round}: what the server sent in the first phase is missing on this site")
+            raise KeelError(
+                f"round {ctx.round}: the broadcast of the first phase is missing on this site; "
+                "the server drops the site in this round"
+            )
         received, buffers = self._on_device({**first_phase, **messages.unpack_request(content)})
         saved = self.state.load(last_round) if last_round else None
         state = dict(saved or {})

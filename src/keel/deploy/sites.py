@@ -33,14 +33,14 @@ class WrongIdentity(messages.InvalidReply):
 
 
 class Sites:
-    """The nodes behind the sites of one training.
+    """The nodes behind the sites of one run.
 
-    A node states its site number. From the start of a training a site is bound to the node that stated it and to its
+    A node states its site number. From the start of a run a site is bound to the node that stated it and to its
     description.
 
     Args:
-        request: Parameters that every request carries: the spec and the ID of the training.
-        recorded: The descriptions with which a resumed training started.
+        request: Parameters that every request carries: the spec and the ID of the run.
+        recorded: The descriptions with which a resumed run started.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class Sites:
         for name, value in self.recorded.get(site, {}).items():
             if name == "node" and value != node and not self.federation.allow_new_keys:
                 raise WrongIdentity(
-                    f"claims to be site {site}, but the training started with node {value}; "
+                    f"claims to be site {site}, but the run started with node {value}; "
                     "if the site has a new key, set federation.allow_new_keys = true"
                 )
             if name != "node" and value != description[name]:
                 raise messages.InvalidReply(
-                    f"site {site}: {name} is {description[name]}, but the training started with {value}"
+                    f"site {site}: {name} is {description[name]}, but the run started with {value}"
                 )
         log.info("site %d is node %d, with %d examples", site, node, description["examples"])
         self.nodes[site] = node

@@ -191,7 +191,7 @@ def _freeze(network: nn.Module, prefixes: list[str]) -> nn.Module:
         if not frozen:
             names = ", ".join(name for name, part in network.named_children() if list(part.parameters()))
             raise KeelError(
-                f"model.freeze: {prefix!r} has no parameters; the parts are {names}, and the parts of these"
+                f"model.freeze: {prefix!r} is not a module with parameters; use one of {names} or a submodule of them"
             )
         for parameter in frozen:
             parameter.requires_grad_(False)

@@ -45,8 +45,7 @@ def format_listing(rows: list[Figures], out: Path) -> list[tuple[int, str]]:
     """Return the lines of `keel paper list`, each with its indent."""
     lines = []
     for row in rows:
-        number = f"{row['number']}: " if row["number"] else ""
-        lines += [(0, row["name"]), (4, f"{number}{row['shows']}")]
+        lines += [(0, row["name"]), (4, f"{row['number'] or 'Not in the paper'}: {row['shows']}")]
         if any(counts["runs"] for counts in row["scales"].values()):
             lines += [(4, f"{scale}: {_format_counts(counts)}") for scale, counts in row["scales"].items()]
     missing = dict.fromkeys(line for row in rows for counts in row["scales"].values() for line in counts["missing"])

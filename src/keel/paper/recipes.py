@@ -133,7 +133,7 @@ def find_recipe(name: str) -> Recipe:
     recipes = all_recipes()
     numbers = {recipe.number.lower(): recipe for recipe in recipes.values() if recipe.number}
     if name not in recipes and name.lower() not in numbers:
-        raise unknown_name("paper", name, recipes)
+        raise unknown_name("table or figure", name, recipes)
     return recipes.get(name) or numbers[name.lower()]
 
 

@@ -34,7 +34,8 @@ const duration = value => {
   if (value === null) return "-";
   if (value < 60) return `${fixed(value, 1)} s`;
   const minutes = Number(fixed(value / 60, 0)), hours = Math.floor(minutes / 60);
-  return hours ? `${hours}:${String(minutes % 60).padStart(2, "0")} h` : `${minutes} min`;
+  if (hours >= 24) return `${fixed(minutes / 1440, hours >= 240 ? 0 : 1)} days`;
+  return [hours ? `${hours} h` : "", minutes % 60 ? `${minutes % 60} min` : ""].filter(Boolean).join(" ");
 };
 
 // Milestones are the new maxima of the smoothed accuracy, in order: the first that is not below the target reaches it.

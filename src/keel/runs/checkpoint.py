@@ -65,7 +65,8 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
             tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
         raise KeelError(
-            f"run: {str(file)!r} is damaged ({error}); without it the run starts again from its first round"
+            f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "
+            "keel resume to restart from round 1"
         ) from error
     for key in sorted(tensors):
         kind, _, name = key.partition("/")  # names of server state may contain a slash

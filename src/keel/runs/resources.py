@@ -42,9 +42,12 @@ class Footprint:
     """The server state."""
 
     def __str__(self) -> str:
-        states = f"{self.clients:,} clients with {size(self.client_state)} of state each, some twice until a checkpoint"
+        each = f"with {size(self.client_state)} of state"
+        clients = f"1 client {each}" if self.clients == 1 else f"{self.clients:,} clients {each} each"
+        states = f"{clients}, some stored twice until the next checkpoint"
         detail = f" ({states})" if self.client_state else ""
-        return f"up to {size(self.disk)} on disk{detail}, {size(self.ram)} in RAM besides the program and the data"
+        memory = f"{size(self.ram)} of peak memory, not counting the program and the data"
+        return f"up to {size(self.disk)} on disk{detail} and {memory}"
 
 
 def footprint_of(training: Training) -> Footprint:
@@ -74,11 +77,11 @@ def check_footprint(training: Training, path: Path) -> Footprint:
     footprint = footprint_of(training)
     free, ram = disk_usage(check_output_folder(path)).free, available_ram()
     if footprint.disk > free:
-        fixes = ", ".join(_disk_fixes(training, footprint, free))
-        raise KeelError(f"the run needs {footprint}, but the disk has {size(free)} left; use {fixes}")
+        fixes = _one_of(_disk_fixes(training, footprint, free))
+        raise KeelError(f"the run needs {footprint}, but only {size(free)} of disk space is free; use {fixes}")
     if ram is not None and footprint.ram > ram:
-        fixes = ", ".join(_ram_fixes(training, footprint))
-        raise KeelError(f"the run needs {footprint}, but the machine has {size(ram)} of RAM; use {fixes}")
+        fixes = _one_of(_ram_fixes(training, footprint))
+        raise KeelError(f"the run needs {footprint}, but the machine has only {size(ram)} of RAM; use {fixes}")
     return footprint
 
 
@@ -168,6 +171,10 @@ def _ram_fixes(training: Training, footprint: Footprint) -> list[str]:
     if engine.footprint(round_size) > one_client_footprint(round_size):
         fixes.append("engine.name = 'serial'")
     return [*fixes, "a smaller local.batch", "a smaller model"]
+
+
+def _one_of(fixes: list[str]) -> str:
+    return fixes[0] if len(fixes) == 1 else f"one of: {', '.join(fixes)}"
 
 
 def _rows(clients: int, cohort: int, rounds: int) -> int:

@@ -93,7 +93,7 @@ def resume(
     workers: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
-    """Continue an interrupted run to the same bits as if it had not been interrupted. An ended run stays as it is.
+    """Continue an interrupted run; the result is bit-identical to an uninterrupted run. An ended run does not change.
 
     Args:
         path: The run's folder.
@@ -131,7 +131,7 @@ def _resumed_engine(folder: RunFolder, requested: str, address: str | None) -> d
     kind = engines.engine_kind(folder.engine)
     if kind.remote:
         raise KeelError(
-            f"run: {str(folder.path)!r} is of a federation; start flwr run again with the same federation.out"
+            f"run: {str(folder.path)!r} belongs to a federation; resume it with flwr run and the same federation.out"
         )
     if address is not None:
         return {"address": address, "name": engines.cluster_engine(folder.engine)}

@@ -154,7 +154,7 @@ def make_plan(table: Mapping[str, Any], fixed: Iterable[str] = ()) -> Plan:
     axes = {key: axis for key, axis in named.items() if key not in fixed}
     for key, value in _fields(search.fields):
         if key in fixed:
-            raise KeelError(f"{key} is both searched and set; do one of them")
+            raise KeelError(f"{key} is both searched and set; remove it from the options (--set) or from the search")
         axes[key] = _axis(key, value)
     plan = Plan(search, rest, axes)
     _check(plan)
