@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keel import run
 from keel.data.catalog import CATALOG
+from keel.units import size
 from tests.conftest import Called
 
 Keel = Callable[..., Called]
@@ -25,6 +27,17 @@ def test_run_from_options(keel: Keel, tmp_path: Path) -> None:
     )
     assert "tau = 20" in (tmp_path / summary["path"] / "spec.toml").read_text()
     assert "GHBM: 20 of 20 rounds" in called.err
+
+
+def test_the_progress_of_a_resumed_run_includes_the_bytes_before_the_stop(keel: Keel, tmp_path: Path) -> None:
+    rounds: list[int] = []
+    hooks = [lambda record, *_: rounds.append(record["round"])]
+    stopped = run({"rounds": 20}, out=tmp_path / "run", hooks=hooks, stop=lambda: len(rounds) == 9)
+    assert stopped.status == "interrupted"
+    called = keel("resume", "run", "--json")
+    summary = json.loads(called.out)
+    total = size(summary["bytes_down"] + summary["bytes_up"])
+    assert called.err.splitlines()[-1].startswith(f"GHBM: 20 of 20 rounds  {total}  ")
 
 
 def test_run_from_a_spec_with_overrides(keel: Keel, tmp_path: Path) -> None:
@@ -113,6 +126,18 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_written(
     assert message in called.err
     assert called.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rnu"], "keel: No such command 'rnu'. Did you mean 'run'?\n"),
+        (["dmeo"], "keel: No such command 'dmeo'. Did you mean 'demo', 'deploy'?\n"),
+        (["data", "lsit"], "keel: No such command 'lsit'. Did you mean 'list'?\n"),
+    ],
+)
+def test_a_misspelt_command_is_suggested_once(keel: Keel, arguments: list[str], message: str) -> None:
+    assert keel(*arguments).err == message
 
 
 def test_a_spec_that_is_not_toml_is_an_error_of_one_line(keel: Keel, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from keel.testing.test_contract import *  # noqa: F403
 
 FED_EXP = '''
@@ -45,6 +47,21 @@ def test_the_suite_passes_for_an_algorithm_outside_the_package(tmp_path: Path) -
     ended = suite(tmp_path, "mine:FedExP")
     assert ended.returncode == 0, ended.stdout
     assert "passed" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nope:X", "ERROR: --algorithm: cannot import 'nope:X' (ModuleNotFoundError: No module named 'nope')"),
+        ("fedhmb", "ERROR: unknown --algorithm 'fedhmb'; did you mean 'fedhbm'?"),
+    ],
+)
+def test_a_misspelt_algorithm_ends_the_suite_with_one_line(tmp_path: Path, name: str, message: str) -> None:
+    ended = suite(tmp_path, name)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    lines = [line for line in (ended.stdout + ended.stderr).splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith(message)
 
 
 def test_the_suite_fails_for_an_algorithm_that_declares_a_false_property(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from keel import KeelError, make_spec
+from keel import KeelError, make_spec, run
 from keel.runs.compare import baseline_of, jobs_of
 from keel.runs.estimate import estimate
+from keel.runs.folder import RunFolder
+from keel.units import size
 from tests.cli.calling import call_keel
 from tests.conftest import Called
 from tests.contract.own import Lookahead
@@ -159,6 +161,19 @@ def test_progress_lines_name_the_run_of_an_accuracy(commands: Commands) -> None:
     lines = [line for line in commands.scaffold.err.splitlines() if line.startswith("SCAFFOLD: ")]
     assert any("%" in line for line in lines)
     assert all("% (seed 0)" in line or "% (seed 1)" in line for line in lines if "%" in line)
+
+
+def test_the_progress_of_a_resumed_comparison_includes_the_bytes_before_the_stop(keel: Keel, tmp_path: Path) -> None:
+    (job,) = jobs_of({"rounds": 6}, ["fedavg"], 1, [], tmp_path / "out")
+    rounds: list[int] = []
+    run(
+        job.spec, out=job.path, hooks=[lambda record, *_: rounds.append(record["round"])], stop=lambda: len(rounds) == 3
+    )
+    called = keel("compare", "--methods", "fedavg", "--seeds", "1", "--rounds", "6", "--out", "out")
+    assert called.code == 0, called.err
+    records = RunFolder(job.path).records()
+    total = size(sum(record["bytes_down"] + record["bytes_up"] for record in records))
+    assert f"FedAvg: 6 of 6 rounds  {total}  " in called.err
 
 
 def test_fields_that_differ_are_printed_under_the_table(commands: Commands) -> None:

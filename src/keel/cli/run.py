@@ -97,7 +97,7 @@ def resume(
     from keel.runs.run import resume as resume_run
 
     spec = RunFolder.open(path).spec
-    with show_progress([spec.algorithm.title], [spec.rounds], quiet) as watch:
+    with show_progress([spec.algorithm.title], [spec.rounds], quiet, paths=[path]) as watch:
         ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 

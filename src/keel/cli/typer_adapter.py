@@ -16,4 +16,8 @@ def disable_rich_help() -> None:
 
 def usage_message(error: Exception) -> str | None:
     """Return what is wrong with the options, or None if the error is not about them."""
-    return error.format_message() if isinstance(error, USAGE_ERROR) else None
+    if not isinstance(error, USAGE_ERROR):
+        return None
+    if "Did you mean" in error.message:  # typer's suggestion of a command; some versions of click would add it again
+        return str(error.message)
+    return str(error.format_message())

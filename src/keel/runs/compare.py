@@ -115,7 +115,8 @@ def run_jobs(jobs: list[Job], quiet: bool) -> list[RunFolder]:
     groups = [job.path.name.rpartition("-seed")[0] for job in jobs]
     labels = titles if len(set(titles)) == len(set(groups)) else groups
     names = [f"seed {job.spec.seed}" for job in jobs]
-    with show_progress(labels, [job.spec.rounds for job in jobs], quiet, names) as watch:
+    rounds, paths = [job.spec.rounds for job in jobs], [job.path for job in jobs]
+    with show_progress(labels, rounds, quiet, names, paths) as watch:
         run_all(jobs, cores(), watch)
     return [RunFolder.open(job.path) for job in jobs]
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from keel.core.records import Record
+from keel.runs.folder import RunFolder
 from keel.units import percent, size
 
 errors = Console(stderr=True, highlight=False, markup=False)
@@ -18,7 +20,11 @@ ProgressCallback = Callable[[int, Record], None]
 
 @contextmanager
 def show_progress(
-    labels: list[str], rounds: list[int], quiet: bool = False, names: list[str] | None = None
+    labels: list[str],
+    rounds: list[int],
+    quiet: bool = False,
+    names: list[str] | None = None,
+    paths: list[Path] | None = None,
 ) -> Iterator[ProgressCallback]:
     """Show the progress of several runs, and yield the callback that reports their rounds.
 
@@ -27,6 +33,7 @@ def show_progress(
         rounds: The number of rounds of each run.
         quiet: Show nothing.
         names: What distinguishes the runs of one label, as in "seed 3".
+        paths: The folder of each run, from which the bytes of a resumed run's earlier rounds are read.
     """
     if quiet:
         yield lambda number, record: None
@@ -36,25 +43,33 @@ def show_progress(
         totals[label] += total
     if errors.is_terminal:
         with _progress_bars() as bars:
-            yield _Totals(labels, names, _Bars(bars, totals))
+            yield _Totals(labels, names, paths, _Bars(bars, totals))
     else:
-        yield _Totals(labels, names, _Lines(totals))
+        yield _Totals(labels, names, paths, _Lines(totals))
 
 
 class _Totals:
     """Adds up the rounds and the bytes of the runs that share a label."""
 
-    def __init__(self, labels: list[str], names: list[str] | None, show: Callable[[str, int, str], None]):
-        self.labels, self.names, self.show = labels, names or labels, show
+    def __init__(
+        self,
+        labels: list[str],
+        names: list[str] | None,
+        paths: list[Path] | None,
+        show: Callable[[str, int, str], None],
+    ):
+        self.labels, self.names, self.paths, self.show = labels, names or labels, paths, show
         self.done = [0] * len(labels)
         self.bytes = dict.fromkeys(labels, 0)
         self.accuracy = dict.fromkeys(labels, "")
         self.diverged = dict.fromkeys(labels, 0)
 
     def __call__(self, number: int, record: Record) -> None:
-        self.done[number] = record["round"]
         label = self.labels[number]
-        self.bytes[label] += record.get("bytes_down", 0) + record.get("bytes_up", 0)
+        if self.done[number] == 0 and record["round"] > 1 and self.paths is not None:
+            self.bytes[label] += _bytes_before(self.paths[number], record["round"])
+        self.done[number] = record["round"]
+        self.bytes[label] += _bytes(record)
         self.diverged[label] += bool(record.get("diverged"))
         if "accuracy" in record:
             run = f" ({self.names[number]})" if self.names[number] != label else ""
@@ -63,6 +78,15 @@ class _Totals:
         failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
         state = "  ".join(part for part in (size(self.bytes[label]), failed, self.accuracy[label]) if part)
         self.show(label, done, state)
+
+
+def _bytes(record: Record) -> int:
+    return record.get("bytes_down", 0) + record.get("bytes_up", 0)
+
+
+def _bytes_before(path: Path, round: int) -> int:
+    """Return the bytes of the rounds before this one. Later rounds may be in the file already."""
+    return sum(_bytes(record) for record in RunFolder(path).records() if record["round"] < round)
 
 
 class _Bars:

@@ -66,7 +66,8 @@ def _run_points(plan: Plan, points: list[Point], path: Path, quiet: bool) -> Non
     check_tasks(job.spec for job in left)
     label = f"{len(left)} of {len(every)} runs"
     names = [" ".join(job.path.parts[-2:]) for job in left]
-    with show_progress([label] * len(left), [job.spec.rounds for job in left], quiet, names) as watch:
+    rounds, paths = [job.spec.rounds for job in left], [job.path for job in left]
+    with show_progress([label] * len(left), rounds, quiet, names, paths) as watch:
         run_all(left, cores(), watch)
 
 
