@@ -10,15 +10,12 @@ from keel.algorithms import make_algorithm
 from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
 from keel.config.defaults import make_spec
 from keel.core.client import ClientResult
-from keel.core.flat_model import Loss
 from keel.core.observers import Observer, RoundEnd
 from keel.core.records import Record
-from keel.core.task import Task, per_example_cross_entropy
 from keel.core.training_state import TrainingState
-from keel.engines import FORKS, RoundWork, choose
+from keel.engines import RoundWork
 from keel.engines.serial import Serial
 from keel.errors import KeelError
-from keel.models import build
 from keel.runs.build import make_task
 from tests.conftest import make_loop, records_of, small_network, uneven_data, uneven_loop
 
@@ -57,19 +54,6 @@ def test_the_weights_of_a_cohort_sum_to_one(weighting: str) -> None:
 def test_the_training_loss_decreases() -> None:
     records = records_of(uneven_loop({"algorithm": make_algorithm("fedavg"), "rounds": 20}))
     assert records[-1]["train_loss"] < records[0]["train_loss"]
-
-
-def test_auto_chooses_the_engine_by_the_task() -> None:
-    def chosen(module: torch.nn.Module, name: str = "auto", loss: Loss = per_example_cross_entropy) -> str:
-        return choose(name, Task(module, uneven_data(), loss))
-
-    per_client = "pool" if FORKS else "serial"
-    assert chosen(build("mlp", (64,), 10, {})) == "cohort"
-    assert chosen(build("mlp", (64,), 10, {"hidden": [4000]})) == per_client
-    assert chosen(torch.nn.Conv2d(1, 1, 1)) == per_client
-    assert chosen(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())) == per_client
-    assert chosen(build("mlp", (64,), 10, {}), name="serial") == "serial"
-    assert chosen(build("mlp", (64,), 10, {}), loss=lambda outputs, targets: outputs[:, 0]) == per_client
 
 
 def test_an_engine_that_is_passed_connects_to_no_cluster() -> None:

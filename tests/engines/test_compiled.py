@@ -1,18 +1,17 @@
 """engine.compile: programs of `cohort` that PyTorch's compiler translates to machine code."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.fx import GraphModule
 
 from keel.config.defaults import make_spec
-from keel.core.torch_adapter import Program
-from keel.engines import cohort
+from keel.core.torch_adapter import Compiled
+from keel.engines import stacked_gradients
 from keel.engines.cohort import GROUP
 from keel.runs.build import make_task
 from tests.conftest import make_loop, uneven_data
@@ -61,17 +60,17 @@ def test_programs_are_few_and_get_tensors_of_the_shape_they_were_compiled_for(
 ) -> None:
     shapes = []
 
-    def compile_gradients(loss: Callable[..., Tensor], example: list[Tensor]) -> Program:
+    def compile_gradients(recorded: GraphModule, example: list[Tensor]) -> Compiled:
         """Return a program that is not compiled, but as strict as one that is."""
         shapes.append(shape := [(part.shape, part.stride(), part.dtype) for part in example])
 
         def program(*parts: Tensor) -> tuple[Tensor, Tensor]:
             assert [(part.shape, part.stride(), part.dtype) for part in parts] == shape
-            return vmap(grad_and_value(loss))(*parts)
+            return recorded(*parts)
 
         return program
 
-    monkeypatch.setattr(cohort, "compile_gradients", compile_gradients)
+    monkeypatch.setattr(stacked_gradients, "compile_gradients", compile_gradients)
     result, expected = (trained(algorithm, compiled, sizes, rounds=4) for compiled in (True, False))
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert 0 < len(shapes) == len({str(shape) for shape in shapes}) <= SHAPES[algorithm]

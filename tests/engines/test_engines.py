@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from keel import KeelError, registry
 from keel.core.engine import Engine, RoundSize, RoundWork, Workload
 from keel.core.loop import Loop
 from keel.engines import (
     ENGINES,
-    FORKS,
     bit_identical,
-    choose,
     cluster_engine,
     engine_kind,
     make_engine,
@@ -88,15 +85,6 @@ def test_the_engine_ray_answers_before_it_connects() -> None:
 def test_compile_requires_cohort() -> None:
     with pytest.raises(KeelError, match=r"^engine\.compile requires engine\.name = 'cohort' \(got 'serial'\)$"):
         make_engine("serial", workload(compile=True), 1)
-
-
-@pytest.mark.skipif(not FORKS, reason="elsewhere pool is never chosen")
-def test_auto_batches_small_models_of_plain_layers() -> None:
-    task = workload().task
-    assert choose("auto", task) == "cohort"
-    large = SimpleNamespace(module=nn.Linear(1000, 1000), loss=task.loss)
-    assert choose("auto", large) == "pool"  # type: ignore[arg-type]
-    assert choose("serial", task) == "serial"
 
 
 class UserEngine(Serial):

@@ -201,7 +201,7 @@ def test_auto_trains_an_algorithm_that_mixes_clients_one_by_one(
     assert torch.equal(theta, expected)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{cls.__name__}.")
-    assert record.getMessage().endswith("; training one client at a time with the engine 'pool'")
+    assert record.getMessage().endswith("; training one client at a time")
 
 
 def test_without_fork_it_is_trained_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

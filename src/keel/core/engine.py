@@ -128,6 +128,8 @@ class Engine(Protocol):
     """The largest number of clients that are trained as one batched program; 1 for one client at a time."""
     bit_identical: bool
     """Whether results equal those of the engine `serial` to the bit, and not only to rounding."""
+    reason: str
+    """Why `auto` chose to train one client at a time; empty if it did not."""
     evaluator: Evaluator
 
     def processes(self, cohort: int) -> int:
@@ -163,6 +165,7 @@ class EngineDefaults:
     remote = False
     group: int = 1
     bit_identical: bool = False
+    reason: str = ""
     parallel: ClassVar[bool] = False
     """Whether the groups of a cohort are distributed over the workers."""
 

@@ -66,6 +66,8 @@ class Environment(Versions, total=False):
     """What a run used besides its spec: environment.json."""
 
     engine: str
+    engine_reason: str
+    """Why `engine.name = "auto"` trains one client at a time; missing if it does not."""
     device: str
     layout: str
     workers: int

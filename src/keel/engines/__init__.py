@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-import torch
 from torch import nn
 
 from keel import registry
 from keel.core.devices import cores
 from keel.core.engine import CPU, Dropped, Engine, RoundWork, Workload
-from keel.core.task import Task, per_example_cross_entropy
-from keel.core.torch_adapter import has_hooks
-from keel.engines.chain import is_chain
+from keel.engines.batching import WORK_LIMIT, model_error, work_per_operation
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
 from keel.engines.ray import Ray
@@ -26,8 +23,6 @@ from keel.engines.ray_cluster import Cluster
 from keel.engines.serial import Serial
 from keel.engines.stacking import stacking_error
 from keel.errors import KeelError
-from keel.models.fourier import FourierConv2d
-from keel.models.resnet import Block
 from keel.settings import call_imported
 
 log = logging.getLogger(__name__)
@@ -37,13 +32,18 @@ GROUP = "keel.engines"
 """The entry-point group in which packages register engines."""
 FORKS = sys.platform == "linux"
 """Whether a process that has loaded PyTorch can be forked."""
-COHORT_PARAMETERS = 200_000
-"""Above this, one client's arithmetic keeps a core busy and batching clients no longer pays."""
+CPU_PARAMETERS = 1_000_000
+"""Models with more parameters are not considered for batching: one client keeps a core busy."""
 DEVICE_PARAMETERS = 5_000_000
-"""The same for an accelerator."""
-PLAIN = {nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d}
-PLAIN |= {FourierConv2d, Block, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.GELU, nn.Identity}
-"""Layers without control flow that depends on tensor values."""
+"""The same for an accelerator, which one small model does not fill."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that `auto` chose, and why it is not `cohort`."""
+
+    name: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,17 @@ def make_engine(name: str, workload: Workload, workers: int, cluster: Cluster | 
     Raises:
         KeelError: There is no such engine, or it cannot run this workload.
     """
-    chosen = choose(name, workload.task, workload.device)
-    error = _batching_error(workload) if chosen == Cohort.name else None
-    if error is not None:
-        if name != AUTO:
-            raise KeelError(f"engine.name = 'cohort' cannot batch this algorithm: {error}; use 'pool' or 'serial'")
-        chosen = _client_by_client(workload.device)
-    if workload.compile and chosen != Cohort.name:
-        raise KeelError(f"engine.compile requires engine.name = 'cohort' (got {chosen!r})")
+    choice = choose(workload) if name == AUTO else Choice(name)
+    if name == Cohort.name:
+        _check_cohort(workload)
+    if workload.compile and choice.name != Cohort.name:
+        because = f", because {choice.reason}" if choice.reason else ""
+        raise KeelError(f"engine.compile requires engine.name = 'cohort' (got {choice.name!r}{because})")
     if cluster is None:
-        engine = _make_named(chosen, workload, workers)
+        engine = _make_named(choice.name, workload, workers)
     else:
-        engine = _make_ray(chosen, workload, workers, cluster)
-    if error is not None:
-        log.warning("%s; training one client at a time with the engine %r", error, engine.name)
+        engine = _make_ray(choice.name, workload, workers, cluster)
+    engine.reason = choice.reason
     return engine
 
 
@@ -111,7 +108,7 @@ def make_user_engine(name: str, factory: Callable[[Workload, int], Engine], work
         raise KeelError(f"engine must be a function of a workload and a number of workers (got {factory!r})")
     engine: Engine = call_imported("engine.name", name, factory, workload, workers)
     members = [member for member in (*Engine.__annotations__, *vars(Engine)) if not member.startswith("_")]
-    if missing := sorted({member for member in members if not hasattr(engine, member)} - {"name"}):
+    if missing := sorted({member for member in members if not hasattr(engine, member)} - {"name", "reason"}):
         raise KeelError(
             f"engine.name: {name!r} must return a keel.core.engine.Engine (got {type(engine).__name__} without "
             f"{', '.join(missing)})"
@@ -126,35 +123,48 @@ def _make_ray(name: str, workload: Workload, workers: int, cluster: Cluster) -> 
     return Ray(Cohort(driver) if name == Cohort.name else Serial(driver), workload, workers, cluster)
 
 
-def choose(name: str, task: Task, device: torch.device = CPU) -> str:
-    """Return `name`, or for "auto" the engine that suits the model and the device.
+def choose(workload: Workload) -> Choice:
+    """Return the engine that suits the model, the algorithm and the device.
 
-    That is `cohort` for small models of plain layers, otherwise `pool`, or `serial` where processes cannot be forked.
-    An accelerator is not filled by one small model, so `cohort` also runs plain convolutional networks there. A forward
-    pass, a hook or a loss of the user's may branch on tensor values, which a batched program cannot: for those,
-    `cohort` has to be named in the spec.
+    That is `cohort` if the model can be batched and batching is faster (see `batching.py`), otherwise `pool`, or
+    `serial` where processes cannot be forked.
     """
-    if name != AUTO:
-        return name
-    parameters = sum(p.numel() for p in task.module.parameters())
-    default_loss = task.loss is per_example_cross_entropy
-    if device != CPU:
-        plain_layers = all(type(layer) in PLAIN for layer in task.module.modules())
-        plain = plain_layers and not has_hooks(task.module) and not task.moving
-        return "cohort" if default_loss and plain and parameters <= DEVICE_PARAMETERS else "serial"
-    if default_loss and parameters <= COHORT_PARAMETERS and is_chain(task.module):
-        return "cohort"
-    return _client_by_client(device)
+    reason = _not_batched(workload)
+    if reason is None:
+        return Choice(Cohort.name)
+    return Choice("pool" if FORKS and workload.device == CPU else "serial", reason)
 
 
-def _client_by_client(device: torch.device) -> str:
-    return "pool" if FORKS and device == CPU else "serial"
+def _not_batched(workload: Workload) -> str | None:
+    """Return why clients are trained one at a time; None if they are batched."""
+    task, on_cpu = workload.task, workload.device == CPU
+    parameters, limit = _trainable(task.module), CPU_PARAMETERS if on_cpu else DEVICE_PARAMETERS
+    if parameters > limit:
+        return f"a model of {parameters:,} parameters is large enough to train one client at a time"
+    if on_cpu and work_per_operation(task, workload.local) > WORK_LIMIT:
+        return "the model's operations are large enough to train one client at a time"
+    if (error := model_error(task, workload.local)) is not None:
+        return error
+    if (error := _algorithm_error(workload)) is not None:
+        log.warning("%s; training one client at a time", error)
+    return error
 
 
-def _batching_error(workload: Workload) -> str | None:
+def _check_cohort(workload: Workload) -> None:
+    """Raise a KeelError if `cohort` would fail, or give other results than `serial`."""
+    if error := model_error(workload.task, workload.local):
+        raise KeelError(f"engine.name = 'cohort' cannot batch this model: {error}; use 'pool' or 'serial'")
+    if error := _algorithm_error(workload):
+        raise KeelError(f"engine.name = 'cohort' cannot batch this algorithm: {error}; use 'pool' or 'serial'")
+
+
+def _algorithm_error(workload: Workload) -> str | None:
     """Return why the algorithm cannot run on stacked clients; None if it can."""
-    parameters = sum(p.numel() for p in workload.task.module.parameters() if p.requires_grad)
-    return stacking_error(workload.local.algorithm, parameters, workload.local.seed)
+    return stacking_error(workload.local.algorithm, _trainable(workload.task.module), workload.local.seed)
+
+
+def _trainable(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def _make_serial(workload: Workload, workers: int) -> Engine:
@@ -235,6 +245,7 @@ def cluster_engine(name: str) -> str:
 
 __all__ = [
     "ENGINES",
+    "Choice",
     "Cluster",
     "Dropped",
     "Engine",

@@ -1,36 +1,32 @@
 """The engine `cohort`: a group of clients as one batched program, for models so small that Python's overhead dominates.
 
-The weights are one (clients, parameters) matrix. Chains of plain layers have a batched forward and backward pass of
-their own (`chain.py`); the forward pass of other modules is vmapped over the rows, with autograd behind it. The
-algorithm's functions run on all rows of the matrix together. Results agree with `serial` to rounding.
+The weights are one (clients, parameters) matrix. The model's forward and backward pass over all rows is recorded once
+per shape (`program.py`). The algorithm's functions run on all rows of the matrix together. Results agree with `serial`
+to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from keel.algorithms.base import ClientState, Context, Message, Path
 from keel.core.client import ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
-from keel.core.task import per_example_cross_entropy
-from keel.core.torch_adapter import Program, compile_gradients, has_hooks
-from keel.engines.chain import Chain, is_chain
-from keel.errors import KeelError
+from keel.core.task import batched_loss
+from keel.engines.batching import SMALL_WORK, work_per_operation
+from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
 
-Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(weights, inputs, targets, shares), one row per client -> (losses, gradients)."""
 Minibatches = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and each example's share in its client's mean; one row per client."""
 
 GROUP = 32
 """The largest number of clients in one program, whatever the number of workers."""
+SMALL_GROUP = 8
+"""The same for models whose operations do more work, so that more cores share a cohort."""
 GATHERED = 1 << 22
 """How many input elements are gathered at a time."""
 NARROW = 32
@@ -74,12 +70,13 @@ class Cohort(InProcess):
 
     def __init__(self, workload: Workload):
         super().__init__(workload)
-        self.is_chain = is_chain(self.model.module) and self.local.loss is per_example_cross_entropy
+        if self.device == CPU and work_per_operation(workload.task, self.local) > SMALL_WORK:
+            self.group = SMALL_GROUP
         self._input_elements = prod(self.data.input_shape)
-        self._losses = vmap(self._loss)
-        self._compiles = workload.compile
-        self._compiled: dict[tuple[torch.Size, ...], Program] = {}
-        self._check_model(workload.task.moving)
+        self._loss = batched_loss(self.local.loss)
+        self._gradients: RecordedGradients | CompiledGradients = RecordedGradients(self._losses)
+        if workload.compile:
+            self._gradients = CompiledGradients(self._losses, self.local.config.batch, self.local.chunk)
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for group in work.groups(self.group):
@@ -125,7 +122,7 @@ class Cohort(InProcess):
         statistics = PathStatistics(
             w.new_zeros(len(w)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None
         )
-        gradients_of = self._gradients(group)
+        gradients_of = self._gradients.for_group(group)
         rows, active_velocity, active_state, ctx = w, velocity, state, work.ctx.for_client(column)
         for minibatches in self._minibatches(plan):
             active = slice(len(minibatches[2]))
@@ -147,24 +144,6 @@ class Cohort(InProcess):
         message, state = algorithm.report(path, work.received, state, work.ctx.for_client(column))
         losses = statistics.losses / column[:, 0]
         return _results(to_device(message, CPU), to_device(state, CPU), plan.steps, losses.to(CPU))
-
-    def _check_model(self, moving: Sequence[str]) -> None:
-        """Raise a KeelError before the first round if the model cannot run as one batched program."""
-        if moving:
-            raise KeelError(
-                f"engine.name = 'cohort' does not support buffers that training changes ({moving[0]}); use 'serial'"
-            )
-        if has_hooks(self.model.module, passes=("backward",)):  # vmap would leave them out
-            raise KeelError("engine.name = 'cohort' does not support backward hooks; use 'serial'")
-        rows = self.model.weights.expand(2, -1)
-        plan = Plan(np.repeat(self.data.partition.indices[:1], 2), None, np.ones((2, 1), np.int64))
-        try:
-            self._derivatives()(rows, *next(self._minibatches(plan)))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise KeelError(
-                f"engine.name = 'cohort' cannot run this model as one batched program ({reason}); use 'serial'"
-            ) from error
 
     def _plan(self, work: RoundWork) -> Plan:
         """Return the minibatches of local training."""
@@ -193,7 +172,7 @@ class Cohort(InProcess):
         plan = Plan.of(examples, choices, sizes)
         counts = torch.from_numpy(plan.sizes.sum(1, keepdims=True)).to(self.device)
         rows = theta.expand(len(cohort), -1)
-        total, gradients_of = torch.zeros_like(rows), self._gradients(group)
+        total, gradients_of = torch.zeros_like(rows), self._gradients.for_group(group)
         for width, (inputs, targets, shares) in zip(plan.sizes.max(0), self._minibatches(plan), strict=True):
             active = len(shares)
             if len(rows) > active:  # some clients have no examples left
@@ -231,64 +210,9 @@ class Cohort(InProcess):
             rows.targets.view(*entries.shape, *rows.targets.shape[1:]).to(self.device),
         )
 
-    def _gradients(self, group: int) -> Gradients:
-        """Return a function that gives each row's loss and gradient, for at most `group` rows."""
-        if self._compiles:
-            return partial(self._run_compiled, group)
-        return self._derivatives()
-
-    def _derivatives(self) -> Gradients:
-        return Chain(self.model) if self.is_chain else self._differentiated
-
-    def _run_compiled(
-        self, group: int, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Pad the tensors to one of a few shapes, each of which is compiled once, and run that program."""
-        count, examples = shares.shape
-        batch, chunk = self.local.config.batch, self.local.chunk
-        rows, width = _padded_size(count, group), _padded_size(examples, batch if examples <= batch else chunk)
-        padded = [_padded(weights, rows), *(_padded(part, rows, width) for part in (inputs, targets, shares))]
-        shapes = tuple(part.shape for part in padded)
-        if shapes not in self._compiled:
-            self._compiled[shapes] = _compile(self._loss, padded)
-        gradients, losses = self._compiled[shapes](*padded)
-        return losses[:count], gradients[:count]
-
-    def _differentiated(
-        self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        leaf = weights.detach().requires_grad_()
-        losses = self._losses(leaf, inputs, targets, shares)
-        (gradients,) = torch.autograd.grad(losses.sum(), leaf)
-        return losses.detach(), gradients
-
-    def _loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        return (self.local.loss(self.model.at(weights, inputs), targets) * shares).sum()
-
-
-def _compile(loss: Callable[..., Tensor], example: list[Any]) -> Program:
-    try:
-        return compile_gradients(loss, example)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise KeelError(f"engine.compile = true fails on this machine ({reason}); set it to false") from error
-
-
-def _padded_size(count: int, largest: int) -> int:
-    """Return `largest` or one of the few sizes 2, 8, 32 ... below it: the first that holds `count`."""
-    size = 2
-    while size < count:
-        size *= 4
-    return min(size, largest)
-
-
-def _padded(tensor: Tensor, *sizes: int) -> Tensor:
-    """Return the tensor, contiguous, with zeros appended to its rows (and columns) up to these sizes."""
-    if tensor.shape[: len(sizes)] == sizes:
-        return tensor.contiguous()
-    padded = tensor.new_zeros(*sizes, *tensor.shape[len(sizes) :])
-    padded[tuple(map(slice, tensor.shape[: len(sizes)]))] = tensor
-    return padded
+    def _losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses of one client's examples."""
+        return self._loss(self.model.at(weights, inputs), targets)
 
 
 def _results(message: Message, state: ClientState, steps: np.ndarray, losses: Tensor) -> list[ClientResult]:

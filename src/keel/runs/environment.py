@@ -42,6 +42,7 @@ def environment_of(training: Training) -> Environment:
     return {
         **versions(),
         "engine": loop.engine.name,
+        **_engine_reason(loop),  # type: ignore[typeddict-item]
         "device": str(training.device),
         "layout": loop.task.layout,
         "workers": training.workers,
@@ -49,9 +50,14 @@ def environment_of(training: Training) -> Environment:
         "bit_identical": loop.engine.bit_identical,
         "title": training.spec.algorithm.title,
         "algorithm_class": f"{type(loop.algorithm).__module__}:{type(loop.algorithm).__qualname__}",
-        **_sampler_text(training),  # type: ignore[typeddict-item]
+        **_sampler_text(training),
         **fingerprints(loop),
     }
+
+
+def _engine_reason(loop: Loop) -> dict[str, str]:
+    reason = getattr(loop.engine, "reason", "")  # a user's engine need not have one
+    return {"engine_reason": reason} if reason else {}
 
 
 def fingerprints(loop: Loop) -> dict[str, Any]:
