@@ -14,7 +14,7 @@ from keel.core.engine import Workload
 from keel.core.flat_model import Loss
 from keel.core.task import Task
 from keel.engines import FORKS, choose
-from keel.engines.batching import WORK_LIMIT, work_per_operation
+from keel.engines.batching import WORK_LIMIT, work_per_step_operation
 from keel.runs.build import local_training, make_task
 from tests.conftest import uneven_data
 
@@ -126,10 +126,10 @@ def test_the_choice_leaves_the_callers_random_numbers_alone() -> None:
     assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())  # noqa: NPY002
 
 
-def test_work_per_operation_grows_with_the_model_and_decides() -> None:
+def test_work_per_step_operation_grows_with_the_model_and_decides() -> None:
     works = []
     for width in (4, 400, 40_000):
         work = workload(Network(width=width))
-        works.append(work_per_operation(work.task, work.local))
+        works.append(work_per_step_operation(work.task, work.local))
     assert works == sorted(works)
     assert works[0] < WORK_LIMIT < works[-1]

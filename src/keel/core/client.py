@@ -3,6 +3,7 @@
 The cohort engine runs the same steps for many clients as one batched program, from the same parts.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from types import EllipsisType
@@ -12,10 +13,14 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path
-from keel.core.examples import ClientExamples, Examples
+from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel, Loss
 from keel.core.randomness import keyed_rng, keyed_torch_rng, seed_torch
+from keel.core.replay import LocalGradient
 from keel.core.transforms import Identity, Transform
+
+GATHERED = 1 << 22
+"""How many input elements are gathered at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,26 @@ class LocalTraining:
             return [None] * len(examples)
         return [*np.split(drawn, np.cumsum(examples)[:-1])]
 
+    def gathered(
+        self, examples: ClientExamples, minibatches: list[np.ndarray], round: int, client: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the transformed inputs and the targets of each minibatch, gathered for several steps at a time."""
+        sizes = [len(indices) for indices in minibatches]
+        drawn = self.augmentations([sum(sizes)], "preparation", round, client)[0]
+        elements = max(1, examples.elements_per_example)
+        first, used = 0, 0
+        while first < len(sizes):
+            end = first + 1
+            while end < len(sizes) and sum(sizes[first : end + 1]) * elements <= GATHERED:
+                end += 1
+            block = examples[np.concatenate(minibatches[first:end])]
+            choices = None if drawn is None else drawn[used : used + len(block)]
+            inputs = self.transform(block.inputs, choices)
+            yield from zip(
+                torch.split(inputs, sizes[first:end]), torch.split(block.targets, sizes[first:end]), strict=True
+            )
+            first, used = end, used + len(block)
+
 
 @dataclass(frozen=True)
 class ClientResult:
@@ -134,7 +159,7 @@ class PathStatistics:
 
 def train_client(
     local: LocalTraining,
-    model: FlatModel,
+    gradient_of: LocalGradient,
     client: int,
     examples: ClientExamples,
     received: Message,
@@ -142,8 +167,8 @@ def train_client(
     round_ctx: Context,
     buffers: Tensor | None = None,
 ) -> ClientResult:
-    """Run one client's round. `model` is the module to compute with; its weights are overwritten."""
-    algorithm, config = local.algorithm, local.config
+    """Run one client's round with the model of `gradient_of`, whose weights are overwritten."""
+    algorithm, config, model = local.algorithm, local.config, gradient_of.model
     minibatches = local.minibatches(len(examples), round_ctx.round, client)
     steps = len(minibatches)
     ctx = round_ctx.for_client(steps)
@@ -157,29 +182,21 @@ def train_client(
     velocity = state["velocity"].clone() if algorithm.local_momentum else None
     statistics = PathStatistics(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
-    def step(number: int, minibatch: Examples, augmentation: np.ndarray | None) -> None:
-        inputs, targets = local.transform(minibatch.inputs, augmentation).to(device), minibatch.targets.to(device)
+    def step(number: int, inputs: Tensor, targets: Tensor) -> None:
         statistics.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
-            # a second gradient of a step has the same dropout as the first
-            seed_torch(local.seed, "local", ctx.round, client, number, device=device)
-            if point is w:
-                loss = local.loss(model.module(inputs), targets).mean()
-                result = model.gradient(loss)
-            else:
-                leaf = point.detach().requires_grad_()
-                loss = local.loss(model.at(leaf, inputs), targets).mean()
-                (result,) = torch.autograd.grad(loss, leaf)
-            return statistics(loss.detach(), clip_norm_(result, config.clip))
+            if not gradient_of.replayed:  # a second gradient of a step has the same dropout as the first
+                seed_torch(local.seed, "local", ctx.round, client, number, device=device)
+            loss, result = gradient_of(point, inputs, targets)
+            return statistics(loss, clip_norm_(result, config.clip))
 
         u = algorithm.direction(w, gradient, received, state, ctx)
         sgd_step(w, u, ctx.lr, config.weight_decay, velocity, algorithm.local_momentum)
 
     with keyed_torch_rng(local.seed, "local", ctx.round, client, device=device):
-        drawn = local.augmentations([len(indices) for indices in minibatches], "preparation", ctx.round, client)
-        for number, (indices, augmentation) in enumerate(zip(minibatches, drawn, strict=True)):
-            step(number, examples[indices], augmentation)
+        for number, (inputs, targets) in enumerate(local.gathered(examples, minibatches, ctx.round, client)):
+            step(number, inputs.to(device), targets.to(device))
     mean = None if statistics.gradients is None else statistics.gradients.div_(steps)
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
     with keyed_torch_rng(local.seed, "report", ctx.round, client, device=device):

@@ -189,7 +189,7 @@ class InProcess(EngineDefaults):
         self.device, task = workload.device, workload.task
         if self.device != CPU:
             task = replace(task, module=deepcopy(task.module).to(self.device))
-        self.local, self.data = workload.local, task.data
+        self.local, self.data, self.moving = workload.local, task.data, task.moving
         self.model = FlatModel(task.module, task.moving)
         self.evaluator = Evaluator(task, workload.local_buffers)
 

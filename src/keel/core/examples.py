@@ -56,6 +56,11 @@ class ClientExamples:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def elements_per_example(self) -> int:
+        """The number of elements of one stored input."""
+        return prod(self.examples.inputs.shape[1:])
+
     def __getitem__(self, indices: np.ndarray) -> Examples:
         return self.examples[self.rows[indices]]
 

@@ -70,6 +70,25 @@ def record_gradients(losses: Losses, example: list[Tensor]) -> GraphModule:
         functorch._set_vmap_fallback_enabled(fallback)
 
 
+def record_gradient(losses: Losses, example: list[Tensor]) -> GraphModule:
+    """Record the operations that compute one client's mean loss and gradient.
+
+    Args:
+        losses: (weights, inputs, targets) -> one loss per example.
+        example: Weights, inputs and targets.
+
+    Raises:
+        RuntimeError: An operation depends on the values of tensors or on random numbers.
+    """
+    weights, inputs, targets = example
+    with _Recorder(example) as recorder, torch.enable_grad():
+        leaf = weights.detach().requires_grad_()
+        loss = losses(leaf, inputs, targets).mean()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        loss = loss.detach()
+    return recorder.graph_module(loss, gradient)
+
+
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the operations on tensors beneath vmap and autograd."""
 
@@ -107,9 +126,13 @@ class _Recorder(_Mode):  # type: ignore[no-untyped-call]
             self._add(tensor, self.graph.placeholder(f"input_{number}"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise RuntimeError(f"{func} draws random numbers")
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("the computation depends on the value of a tensor")
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags  # attention only with dropout
+        before = torch.default_generator.get_state() if may_draw else None
         result = func(*args, **(kwargs or {}))
+        if before is not None and not torch.equal(before, torch.default_generator.get_state()):
+            raise RuntimeError(f"{func} draws random numbers")
         nodes = tree_map_only(Tensor, self._node, (args, kwargs or {}))
         node = self.graph.call_function(func, *nodes)
         if isinstance(result, Tensor):

@@ -21,6 +21,7 @@ from keel.core.devices import find_device
 from keel.core.engine import CPU
 from keel.core.evaluation import Evaluator
 from keel.core.flat_model import FlatModel, Loss, state_fingerprint
+from keel.core.replay import LocalGradient
 from keel.core.task import Task
 from keel.core.training_state import BUFFERS
 from keel.deploy import messages
@@ -142,7 +143,8 @@ class Site:
         local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
         buffers = None if buffers is None else buffers.to(self.device)
         state = to_device(state, self.device)
-        result = train_client(local, self.flat_model, self.number, client, received, state, ctx, buffers).to(CPU)
+        gradient_of = LocalGradient(self.flat_model, local.loss)
+        result = train_client(local, gradient_of, self.number, client, received, state, ctx, buffers).to(CPU)
         report, new_state = dict(result.message), dict(result.state)
         if result.buffers is not None:
             (new_state if self.spec.model.buffers == "local" else report)[BUFFERS] = result.buffers

@@ -15,7 +15,7 @@ from torch import nn
 from keel import registry
 from keel.core.devices import cores
 from keel.core.engine import CPU, Dropped, Engine, RoundWork, Workload
-from keel.engines.batching import WORK_LIMIT, model_error, work_per_operation
+from keel.engines.batching import WORK_LIMIT, model_error, work_per_step_operation
 from keel.engines.cohort import Cohort
 from keel.engines.pool import Pool
 from keel.engines.ray import Ray
@@ -141,7 +141,7 @@ def _not_batched(workload: Workload) -> str | None:
     parameters, limit = _trainable(task.module), CPU_PARAMETERS if on_cpu else DEVICE_PARAMETERS
     if parameters > limit:
         return f"a model of {parameters:,} parameters is large enough to train one client at a time"
-    if on_cpu and work_per_operation(task, workload.local) > WORK_LIMIT:
+    if on_cpu and work_per_step_operation(task, workload.local) > WORK_LIMIT:
         return "the model's operations are large enough to train one client at a time"
     if (error := model_error(task, workload.local)) is not None:
         return error

@@ -10,31 +10,27 @@ minibatch is recognised too. Python's own state is watched, because a recorded p
 Is it faster: batching saves the overhead of single operations, so it pays where an operation does little.
 """
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from keel.core.client import LocalTraining
 from keel.core.devices import single_thread
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel
+from keel.core.program import Program
 from keel.core.randomness import keyed_torch_rng
+from keel.core.replay import LocalGradient, python_state, work_per_operation
 from keel.core.task import Task, batched_loss
-from keel.core.torch_adapter import WorkCounter, has_hooks
-from keel.engines.program import Program
+from keel.core.torch_adapter import has_hooks
 
 WORK_LIMIT = 10_000
 """The largest work per operation for which batching pays on a CPU: up to it a batched client took less than 0.5 of the
 processor time of a client alone, for 32 perceptrons, convolutional networks and transformers."""
 SMALL_WORK = 4_000
 """Up to this work per operation a program of 32 clients is fastest; above it, smaller groups that share the cores."""
-FLOPS_PER_ELEMENT = 40
-"""How many floating-point operations take the time of writing one element."""
 RTOL = 1e-3
 """The largest difference that counts as rounding, relative to a gradient's largest element."""
 
@@ -53,34 +49,28 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
         return f"the model or its loss fails on stacked clients ({lines[0] if lines else type(error).__name__})"
 
 
-def work_per_operation(task: Task, local: LocalTraining) -> float:
-    """Return the work of an average operation in one client's local step, in elements written."""
-    model = FlatModel(task.module, task.moving)
+def work_per_step_operation(task: Task, local: LocalTraining) -> float:
+    """Return the work of an average operation in a full local step, in elements written."""
     indices = task.data.partition[int(np.argmax(task.data.partition.sizes))][: local.config.batch]
     batch = task.data.train[indices]
-    with single_thread(), _random_state(), keyed_torch_rng(local.seed, "batching"), WorkCounter() as counter:
-        _gradient(model, local, task.data.transform(batch.inputs), batch.targets)
-    return (counter.elements + counter.flops / FLOPS_PER_ELEMENT) / max(1, counter.operations)
+    minibatch = Examples(task.data.transform(batch.inputs), batch.targets)
+    return work_per_operation(FlatModel(task.module, task.moving), local.loss, minibatch)
 
 
 def _compare(task: Task, local: LocalTraining) -> str | None:
-    model = FlatModel(task.module)
-    before, loss = _python_state(model.module), batched_loss(local.loss)
-    with _random_state() as used:
+    model, loss = FlatModel(task.module), batched_loss(local.loss)
+    with python_state(model.module) as changed:
         program = Program(lambda w, x, y: loss(model.at(w, x), y), [*_clients(task, model, first=0)])
         weights, inputs, targets, shares = _clients(task, model, first=3)
         losses, gradients = program.bind(weights)(inputs, targets, shares)
-        same = True
+        alone, same = LocalGradient(model, local.loss), True
         for row, count in enumerate((3, 2)):
             model.weights.copy_(weights[row])
-            loss_alone, alone = _gradient(model, local, inputs[row, :count], targets[row, :count])
-            same &= torch.allclose(gradients[row], alone, rtol=0, atol=RTOL * float(alone.abs().max()) + 1e-7)
-            same &= torch.allclose(losses[row], loss_alone, rtol=RTOL, atol=1e-6)
-        if used():
-            return "the model or its loss draws random numbers from Python or NumPy"
-    changed = [name for name, value in _python_state(model.module).items() if before.get(name) != value]
-    if changed:
-        return f"the forward pass changes the model's attribute {changed[0]}"
+            expected_loss, expected = alone(model.weights, inputs[row, :count], targets[row, :count])
+            same &= torch.allclose(gradients[row], expected, rtol=0, atol=RTOL * float(expected.abs().max()) + 1e-7)
+            same &= torch.allclose(losses[row], expected_loss, rtol=RTOL, atol=1e-6)
+        if (reason := changed()) is not None:
+            return reason
     return None if same else "stacked clients get other gradients than each alone, as if their examples interacted"
 
 
@@ -93,34 +83,3 @@ def _clients(task: Task, model: FlatModel, first: int) -> Iterator[Tensor]:
     yield inputs.view(2, 3, *inputs.shape[1:])
     yield examples.targets.view(2, 3, *examples.targets.shape[1:])
     yield torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
-
-
-def _gradient(model: FlatModel, local: LocalTraining, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    loss = local.loss(model.module(inputs), targets).mean()
-    return loss.detach(), model.gradient(loss)
-
-
-def _python_state(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of the model and its layers that are plain values."""
-    return {
-        f"{name}.{attribute}" if name else attribute: value
-        for name, layer in module.named_modules()
-        for attribute, value in vars(layer).items()
-        if isinstance(value, bool | int | float | str | None)
-    }
-
-
-@contextmanager
-def _random_state() -> Iterator[Callable[[], bool]]:
-    """Restore the generators of Python and NumPy at the end. Yield a function that returns whether they were used."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  the user's model may use it
-
-    def used() -> bool:
-        now = np.random.get_state()  # noqa: NPY002
-        return random.getstate() != python or any(not np.array_equal(*pair) for pair in zip(now, numpy, strict=True))
-
-    try:
-        yield used
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

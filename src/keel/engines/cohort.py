@@ -17,7 +17,7 @@ from keel.algorithms.base import ClientState, Context, Message, Path
 from keel.core.client import ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
 from keel.core.task import batched_loss
-from keel.engines.batching import SMALL_WORK, work_per_operation
+from keel.engines.batching import SMALL_WORK, work_per_step_operation
 from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
 
 Minibatches = tuple[Tensor, Tensor, Tensor]
@@ -70,7 +70,7 @@ class Cohort(InProcess):
 
     def __init__(self, workload: Workload):
         super().__init__(workload)
-        if self.device == CPU and work_per_operation(workload.task, self.local) > SMALL_WORK:
+        if self.device == CPU and work_per_step_operation(workload.task, self.local) > SMALL_WORK:
             self.group = SMALL_GROUP
         self._input_elements = prod(self.data.input_shape)
         self._loss = batched_loss(self.local.loss)

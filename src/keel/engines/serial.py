@@ -1,12 +1,14 @@
 """The engine `serial`: one client after the other in this process. Its bits are the reference for the other engines."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from torch import Tensor
 
 from keel.algorithms.base import Message
 from keel.core.client import ClientResult, probe_client, to_device, train_client
 from keel.core.engine import CPU, InProcess, RoundWork
+from keel.core.replay import LocalGradient, local_gradient
 
 
 class Serial(InProcess):
@@ -14,6 +16,13 @@ class Serial(InProcess):
 
     name = "serial"
     bit_identical = True
+
+    @cached_property
+    def gradient_of(self) -> LocalGradient:
+        """The gradient of local training: replayed, if the model allows it."""
+        batch = self.data.train[self.data.partition.indices[: self.local.config.batch]]
+        inputs = self.data.transform(batch.inputs).to(self.device)
+        return local_gradient(self.model, self.local.loss, inputs, batch.targets.to(self.device), self.moving)
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         received = to_device(work.received, self.device)
@@ -29,7 +38,7 @@ class Serial(InProcess):
         for client, state, buffers in zip(work.cohort.tolist(), work.client_states, work.buffers, strict=True):
             examples, state = self.data.client_examples(client), to_device(state, self.device)
             yield train_client(
-                self.local, self.model, client, examples, received, state, work.ctx, self._on_device(buffers)
+                self.local, self.gradient_of, client, examples, received, state, work.ctx, self._on_device(buffers)
             ).to(CPU)
 
     def _on_device(self, buffers: Tensor | None) -> Tensor | None:

@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from keel.core.program import Program, simplified
 from keel.core.torch_adapter import Compiled, Losses, compile_gradients, record_gradients
-from keel.engines.program import Program, simplified
 from keel.errors import KeelError
 
 

@@ -1,4 +1,4 @@
-"""The loss and gradient of stacked clients as one graph of tensor operations, recorded once per shape.
+"""Losses and gradients, of one client or of stacked clients, as a graph of tensor operations, recorded once per shape.
 
 A recorded graph runs without vmap and autograd, whose bookkeeping costs more than the arithmetic of a small model.
 Before it runs, operations that change nothing are removed, equal operations are merged, and what does not depend on the
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from keel.core.torch_adapter import Losses, Recorded, record_gradients
+from keel.core.torch_adapter import Losses, Recorded, record_gradient, record_gradients
 
 aten = torch.ops.aten
 
@@ -74,19 +74,31 @@ FASTER = {
 
 
 class Program:
-    """Each row's mean loss and gradient, for tensors of the shapes and strides of an example.
+    """Mean losses and gradients of stacked clients, for tensors of the shapes and strides of an example.
 
     Args:
         losses: (weights, inputs, targets) of one client -> one loss per example.
         example: Weights, inputs, targets and each example's share in its client's mean, one row per client.
 
     Raises:
-        RuntimeError: The computation cannot be batched.
+        RuntimeError: The computation cannot be recorded.
     """
 
     def __init__(self, losses: Losses, example: list[Tensor]):
         recorded = simplified(record_gradients(losses, example))
         self._prepare, self._run = _split(recorded)
+
+    @classmethod
+    def of_one_client(cls, losses: Losses, example: list[Tensor]) -> "Program":
+        """Record the mean loss and gradient of one client, with the bits of autograd.
+
+        Args:
+            losses: (weights, inputs, targets) -> one loss per example.
+            example: Weights, inputs and targets.
+        """
+        program = cls.__new__(cls)
+        program._prepare, program._run = _split(simplified(record_gradient(losses, example), exactly=True))
+        return program
 
     @property
     def step_code(self) -> str:
@@ -99,8 +111,8 @@ class Program:
             return partial(self._run, *self._prepare(weights), weights)
 
 
-def simplified(recorded: GraphModule) -> GraphModule:
-    """Remove operations that change nothing, merge equal ones, and add biases within products."""
+def simplified(recorded: GraphModule, exactly: bool = False) -> GraphModule:
+    """Remove operations that change nothing and merge equal ones; unless `exactly`, also where rounding changes."""
     graph = recorded.graph
     if any(map(_mutates, graph.nodes)):  # the order of its operations matters
         return recorded
@@ -118,9 +130,10 @@ def simplified(recorded: GraphModule) -> GraphModule:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    for node in list(graph.nodes):
-        _fuse_bias(node)
-    graph.eliminate_dead_code()
+    if not exactly:
+        for node in list(graph.nodes):
+            _fuse_bias(node)
+        graph.eliminate_dead_code()
     recorded.recompile()
     return recorded
 
