@@ -3,11 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.functional import conv2d, group_norm, linear
 
 from keel.models import build
-from keel.models.fourier import FourierConv2d, convolution, min_batch
 
 IMAGES = 20
 """A minibatch large enough for the Fourier transform in both networks."""
@@ -30,84 +28,6 @@ def test_lenet_equals_the_network_with_relu_before_pooling(shape: tuple[int, ...
     ]
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize(
-    ("image", "side", "padding"),
-    [
-        ((14, 14), 5, 0),
-        ((13, 14), 5, 0),
-        ((12, 15), 3, 1),
-        ((8, 8), 3, 1),
-        ((9, 7), 2, 0),
-        ((6, 6), 6, 0),
-        ((5, 6), 5, 2),
-    ],
-)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_with_the_fourier_transform_equals_the_direct_one(
-    image: tuple[int, int], side: int, padding: int, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    layer = FourierConv2d(6, 7, side, image, padding=padding, bias=bias)
-    layer.min_batch = 1
-    images = torch.randn(4, 6, *image, requires_grad=True)
-    direct = conv2d(images.double(), layer.weight.double(), _double(layer.bias), padding=padding)
-    monkeypatch.setattr(nn.Conv2d, "forward", None)  # the Fourier transform must be used
-    ours = layer(images)
-    upstream = torch.randn_like(ours)
-    variables = (images, *layer.parameters())
-    torch.testing.assert_close(ours.double(), direct, rtol=1e-5, atol=1e-5)
-    gradients = (torch.autograd.grad(y, variables, upstream.to(y.dtype)) for y in (ours, direct))
-    for actual, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
-
-
-def _double(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.double()
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_fourier_transform_keeps_the_memory_format_and_supports_vmap(layout: torch.memory_format) -> None:
-    torch.manual_seed(0)
-    layer = FourierConv2d(64, 64, 5, (14, 14))
-    images = torch.randn(3, 8, 64, 14, 14)
-    one = layer(images[0].contiguous(memory_format=layout))
-    assert one.is_contiguous(memory_format=layout)
-    weights = torch.randn(3, *layer.weight.shape)
-    gradients = vmap(grad(lambda w, x: functional_call(layer, {"weight": w}, (x,)).pow(2).sum()))(weights, images)
-    for w, x, actual in zip(weights, images, gradients, strict=True):
-        expected = grad(lambda w, x=x: conv2d(x, w, layer.bias).pow(2).sum())(w)
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
-
-
-def test_the_fourier_transform_is_used_where_it_saves_work() -> None:
-    convolutions = [layer for layer in build("resnet20", (3, 32, 32), 10, {}).modules() if isinstance(layer, nn.Conv2d)]
-    assert sum(isinstance(layer, FourierConv2d) for layer in convolutions) == 5
-    assert isinstance(build("lenet", (3, 32, 32), 10, {})[3], FourierConv2d)
-    for inputs, image in ((64, (6, 6)), (3, (32, 32)), (64, (2, 2))):
-        assert type(convolution(inputs, 64, 5, image)) is nn.Conv2d
-    assert min_batch(64, 64, 5, (14, 14)) == 6
-    assert min_batch(64, 64, 3, (8, 8), padding=1) == 15
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "device"),
-    [
-        ((5, 64, 14, 14), torch.float32, "cpu"),  # a small minibatch
-        ((0, 64, 14, 14), torch.float32, "cpu"),
-        ((8, 64, 15, 14), torch.float32, "cpu"),  # another image size
-        ((64, 14, 14), torch.float32, "cpu"),
-        ((8, 64, 14, 14), torch.float64, "cpu"),
-        ((8, 64, 14, 14), torch.float32, "meta"),
-    ],
-)
-def test_the_direct_convolution_is_used_otherwise(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-    layer = FourierConv2d(64, 64, 5, (14, 14)).to(device, dtype)
-    images = torch.randn(shape, dtype=dtype, device=device)
-    ours, direct = layer(images), conv2d(images, layer.weight, layer.bias)
-    assert ours.shape == direct.shape
-    assert device == "meta" or torch.equal(ours, direct)
 
 
 def naive_resnet20(weights: list[Tensor], images: Tensor) -> Tensor:

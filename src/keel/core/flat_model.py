@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
 
+from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -16,7 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class FlatModel:
-    """A copy of `module` whose trainable parameters are views of the vector `weights`.
+    """A copy of `module` whose trainable parameters are views of the vector `weights`, with faster convolutions.
 
     Args:
         moving: The names of the buffers that training changes, such as BatchNorm's statistics. The float ones are read
@@ -27,6 +28,7 @@ class FlatModel:
         if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
             raise KeelError("model: has lazy layers without shapes; pass an input through it first")
         self.module = deepcopy(module).train()
+        use_fourier(self.module)
         trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
             raise KeelError(f"model: {type(module).__name__} has no trainable parameters")
@@ -43,6 +45,11 @@ class FlatModel:
             parameter.data = view
         self._moving = {name: self.module.get_buffer(name).clone() for name in moving}  # their initial values
         self._floats = [name for name, buffer in self._moving.items() if buffer.is_floating_point()]
+
+    def plain_module(self) -> nn.Module:
+        """The copy, with PyTorch's own layers."""
+        use_direct(self.module)
+        return self.module
 
     @property
     def size(self) -> int:

@@ -3,7 +3,6 @@
 from torch import nn
 
 from keel.errors import KeelError
-from keel.models.fourier import convolution
 from keel.models.shapes import image
 
 MIN_SIDE = 16
@@ -22,7 +21,7 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Conv2d(channels, 64, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        convolution(64, 64, 5, ((height - 4) // 2, (width - 4) // 2)),
+        nn.Conv2d(64, 64, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),

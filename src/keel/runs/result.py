@@ -52,4 +52,4 @@ def ended_run(folder: RunFolder, training: Training, state: TrainingState) -> Ru
     evaluator.load_weights(state.server["theta"], state.buffers)
     summary = folder.summary
     assert summary is not None
-    return Run(folder.path, summary, evaluator.model.module)
+    return Run(folder.path, summary, evaluator.model.plain_module())

@@ -7,7 +7,10 @@ products, which autograd, vmap and compilers support.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, tau
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,15 +21,30 @@ Matrix = NDArray[np.float64]
 
 SPEED_RATIO = 2
 """How many times faster a multiplication is in a direct convolution than in the products of spectra."""
+MIN_CHANNELS = 32
+"""With fewer channels the products of spectra are too small to be fast."""
+MARGIN = 2
+"""How many times more examples than by the count of multiplications a minibatch needs."""
 
 
-def convolution(
-    inputs: int, outputs: int, side: int, image: tuple[int, int], *, padding: int = 0, bias: bool = True
-) -> nn.Conv2d:
-    """Return a convolution of stride 1 for images of a fixed size, with the Fourier transform if it can be faster."""
-    if min_batch(inputs, outputs, side, image, padding) is None:
-        return nn.Conv2d(inputs, outputs, side, padding=padding, bias=bias)
-    return FourierConv2d(inputs, outputs, side, image, padding=padding, bias=bias)
+def use_fourier(module: nn.Module) -> None:
+    """Let every convolution of a model choose the Fourier transform where it is faster; parameters stay the same."""
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d and _supported(layer):
+            layer.__class__ = FourierConv2d
+
+
+def use_direct(module: nn.Module) -> None:
+    """Undo `use_fourier`."""
+    for layer in module.modules():
+        if type(layer) is FourierConv2d:
+            cast(Any, layer).__class__ = nn.Conv2d
+
+
+def _supported(layer: nn.Conv2d) -> bool:
+    square = len({*layer.kernel_size}) == 1 and not isinstance(layer.padding, str) and len({*layer.padding}) == 1
+    plain = (*layer.stride, *layer.dilation, layer.groups) == (1, 1, 1, 1, 1) and layer.padding_mode == "zeros"
+    return square and plain
 
 
 def min_batch(inputs: int, outputs: int, side: int, image: tuple[int, int], padding: int = 0) -> int | None:
@@ -40,7 +58,7 @@ def min_batch(inputs: int, outputs: int, side: int, image: tuple[int, int], padd
         padding: Zeros on every side of an image.
     """
     (height, width), (rows, columns) = image, _period(image, padding)
-    if min(image) + 2 * padding < side:
+    if min(image) + 2 * padding < side or min(inputs, outputs) < MIN_CHANNELS:
         return None
     pairs, frequencies = inputs * outputs, rows // 2 + 1
     direct = pairs * side**2 * (height + 2 * padding - side + 1) * (width + 2 * padding - side + 1)
@@ -48,53 +66,75 @@ def min_batch(inputs: int, outputs: int, side: int, image: tuple[int, int], padd
     transforms = (inputs + outputs) * 2 * frequencies * width * (height + 2 * columns)
     saved = direct - SPEED_RATIO * (spectra + transforms)
     kernel_transform = pairs * 2 * frequencies * side * (side + 2 * columns)  # once per minibatch
-    return None if saved <= 0 else ceil(SPEED_RATIO * kernel_transform / saved)
+    return None if saved <= 0 else ceil(MARGIN * SPEED_RATIO * kernel_transform / saved)
 
 
 class FourierConv2d(nn.Conv2d):
-    """nn.Conv2d to rounding, faster on a CPU if the minibatch is large enough.
+    """nn.Conv2d to rounding, faster on a CPU for small images and minibatches that are large enough.
 
-    On other devices, for smaller minibatches and for images of another size it computes exactly what nn.Conv2d does.
-    The spectrum of a real signal is symmetric: (rows // 2 + 1) x columns frequencies of a period are enough, each with
-    a real and an imaginary part.
+    For other images, for smaller minibatches and on other devices it computes exactly what nn.Conv2d does.
     """
 
-    def __init__(
-        self, inputs: int, outputs: int, side: int, image: tuple[int, int], *, padding: int = 0, bias: bool = True
-    ):
-        super().__init__(inputs, outputs, side, padding=padding, bias=bias)
-        self.image, self.min_batch = image, min_batch(inputs, outputs, side, image, padding) or 1
-        period = _period(image, padding)
-        self.frequencies = period[0] // 2 + 1
-        self.image_transform = _forward([range(length) for length in image], period, sign=-1)
-        kernel = range(-padding, side - padding)
-        self.kernel_transform = _forward([kernel, kernel], period, sign=1)  # conjugate: the layer is a correlation
-        self.inverse_transform = _inverse([range(length + 2 * padding - side + 1) for length in image], period)
-
     def forward(self, input: Tensor) -> Tensor:
-        if input.shape[-2:] != self.image or input.dim() != 4 or len(input) < self.min_batch:
+        plan = self._plan(input)
+        if plan is None or len(input) < plan.min_batch:
             return super().forward(input)
-        if input.device.type != "cpu" or input.dtype != torch.float32:
-            return super().forward(input)
-        images, images_i = self._spectra(self.image_transform, input.permute(2, 3, 0, 1))
-        kernels, kernels_i = self._spectra(self.kernel_transform, self.weight.permute(2, 3, 1, 0))
+        images, images_i = plan.spectra(plan.image_transform, input.permute(2, 3, 0, 1))
+        kernels, kernels_i = plan.spectra(plan.kernel_transform, self.weight.permute(2, 3, 1, 0))
         real = torch.baddbmm(torch.bmm(images, kernels), images_i, kernels_i, alpha=-1)
         imaginary = torch.baddbmm(torch.bmm(images, kernels_i), images_i, kernels)
-        across, down = self.inverse_transform
-        spectra = torch.stack((real, imaginary), 1).view(self.frequencies, across.shape[1], -1)
-        output = (down @ (across @ spectra).view(2 * self.frequencies, -1)).view(len(down), -1, *real.shape[1:])
+        across, down = plan.inverse_transform
+        spectra = torch.stack((real, imaginary), 1).view(plan.frequencies, across.shape[1], -1)
+        output = (down @ (across @ spectra).view(2 * plan.frequencies, -1)).view(len(down), -1, *real.shape[1:])
         if self.bias is not None:
             output = output + self.bias
         if input.stride(1) == 1:  # channels last, by operations that vmap supports
             return output.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
         return output.permute(2, 3, 0, 1).contiguous()
 
-    def _spectra(self, matrices: tuple[Tensor, Tensor], signals: Tensor) -> tuple[Tensor, ...]:
+    def _plan(self, input: Tensor) -> "Plan | None":
+        if input.dim() != 4 or input.device.type != "cpu" or input.dtype != torch.float32:
+            return None
+        height, width = input.shape[-2:]
+        return _plan(self.in_channels, self.out_channels, self.kernel_size[0], (height, width), int(self.padding[0]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The matrices of the transforms for one size of images and kernels.
+
+    The spectrum of a real signal is symmetric: (rows // 2 + 1) x columns frequencies of a period are enough, each with
+    a real and an imaginary part.
+    """
+
+    min_batch: int
+    frequencies: int
+    image_transform: tuple[Tensor, Tensor]
+    kernel_transform: tuple[Tensor, Tensor]
+    inverse_transform: tuple[Tensor, Tensor]
+
+    def spectra(self, matrices: tuple[Tensor, Tensor], signals: Tensor) -> tuple[Tensor, ...]:
         """Transform signals (row, column, ...) to the real and the imaginary part, one matrix per frequency."""
         down, across = matrices
         rows, columns, *rest = signals.shape
         halfway = (down @ signals.reshape(rows, -1)).view(self.frequencies, 2 * columns, -1)
         return (across @ halfway).view(-1, 2, *rest).unbind(1)
+
+
+@lru_cache(maxsize=64)
+def _plan(inputs: int, outputs: int, side: int, image: tuple[int, int], padding: int) -> Plan | None:
+    """Return the plan for a convolution; None if the direct one is always faster."""
+    smallest = min_batch(inputs, outputs, side, image, padding)
+    if smallest is None:
+        return None
+    period, kernel = _period(image, padding), range(-padding, side - padding)
+    return Plan(
+        smallest,
+        period[0] // 2 + 1,
+        _forward([range(length) for length in image], period, sign=-1),
+        _forward([kernel, kernel], period, sign=1),  # conjugate: the layer is a correlation
+        _inverse([range(length + 2 * padding - side + 1) for length in image], period),
+    )
 
 
 def _period(image: tuple[int, int], padding: int) -> tuple[int, int]:
