@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -63,7 +64,10 @@ def record_gradients(losses: Losses, example: list[Tensor]) -> GraphModule:
         with _Recorder(example) as recorder, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             leaf = weights.detach().requires_grad_()
             values = vmap(losses)(leaf, inputs, targets)
-            (gradients,) = torch.autograd.grad(values, leaf, shares)
+            # torch.autograd.grad(values, leaf, shares), which also imports sympy
+            (gradients,) = _engine_run_backward(
+                (values,), (shares,), False, False, (leaf,), allow_unreachable=True, accumulate_grad=False
+            )
             means = (values.detach() * shares).sum(1)
         return recorder.graph_module(means, gradients)
     finally:
