@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint canary bench guard grid experiment scarce reproduction clean
+.PHONY: demo test browser coverage lint canary bench bench-quick guard grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -35,6 +35,9 @@ canary:
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py
+
+bench-quick: .venv-bench/ready
+	.venv-bench/bin/python benchmarks/rounds.py --quick digits many layernorm cnn transformer lenet resnet20 shakespeare
 
 guard: .venv/ready
 	$(BIN)/python benchmarks/rounds.py --guard

@@ -2,20 +2,19 @@
 
     python benchmarks/own.py keel digits         # prints one JSON object: {"seconds": ..., "start": ..., ...}
 
-keel       FedAvg in Keel
-published  Keel with the model as published (published.py)
+class      FedAvg in Keel with the model as a user writes it (classes.py), through keel.run
+keel       FedAvg in Keel with its own version of the model
 fedhbm     Keel with FedHBM instead of FedAvg
 scaffold   Keel with SCAFFOLD instead of FedAvg
-compiled   Keel with engine.compile = true
+compiled   `class` with engine.compile = true
+serial     `class` with engine.name = "serial"
 limit      the local steps alone: one process per core with one thread each, tuned allocator, channels_last, the model
-           as published
-bare       the same with Keel's version of the model
+           as a user writes it
 naive      a loop over the clients as one would write it by hand
+one        the same on one thread
 
-The time of `keel` relative to `bare` is the overhead of its engine; the time of `bare` relative to `limit` is what
-Keel's version of the model saves.
-
-Printed are `seconds` (the median over rounds), `start` (from the start of the process, imports included, to the first
+Printed are `seconds` (the median over rounds), `processor` (the processor time per round of this process: compare
+`serial` with `one`), `start` (from the start of the process, imports included, to the first
 round, plus the time by which the first round exceeds the fastest), `peak` (the peak memory of this process in MB) and
 `rest` (its memory after the last round in MB).
 """
@@ -30,11 +29,13 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -42,44 +43,57 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from workloads import WORKLOADS, Workload
 
-from keel.config.defaults import make_spec
+import keel
 from keel.engines import cores
 from keel.engines.allocator import tune
-from keel.runs.build import build, make_task
 
 Repetition = Callable[[], list[float]]
 """Runs the rounds and returns the seconds of each. A first round that includes start-up is left out."""
+PROCESSOR: list[float] = []
+"""The processor time of this process after each round."""
 
 
-def keel(work: Workload, algorithm: str = "fedavg", compile: bool = False, published: bool = False) -> Repetition:
-    spec = make_spec(
-        {
-            "algorithm": {"name": algorithm},
-            "rounds": work.rounds + 2,  # stopped before the last round, which evaluates
-            "local": {"steps": work.steps, "batch": work.batch, "lr": 0.01},
-            "server": {"lr": 1.0},
-            "participation": {"rate": work.cohort / work.clients},
-            "evaluation": {"every": 10**9, "last": 1},
-            "engine": {"compile": compile},
-            "data": {"name": "custom"},
-            "model": {"name": "custom"},
-        }
-    )
-    module = work.published() if published else work.module()
-    loop = build(spec, make_task(spec, module=module, data=work.data())).loop
+def run_keel(work: Workload, module: nn.Module, algorithm: str = "fedavg", **engine: Any) -> Repetition:
+    """Train with keel.run, as a user does."""
+    spec = {
+        "algorithm": {"name": algorithm},
+        "rounds": work.rounds + 2,  # stopped before the last round, which evaluates
+        "local": {"steps": work.steps, "batch": work.batch, "lr": 0.01},
+        "server": {"lr": 1.0},
+        "participation": {"rate": work.cohort / work.clients},
+        "evaluation": {"every": 10**9, "last": 1},
+        "engine": engine,
+    }
+    data = work.data()
 
     def repetition() -> list[float]:
         seconds: list[float] = []
-        loop.run(loop.start(), [lambda record, state, took: seconds.append(took)], lambda: len(seconds) > work.rounds)
-        return seconds[1:]  # in the first round workers start, or the program is compiled
+        with TemporaryDirectory() as folder:
+            keel.run(
+                spec,
+                model=module,
+                data=data,
+                out=Path(folder) / "run",
+                hooks=[lambda record, state, took: (seconds.append(took), PROCESSOR.append(time.process_time()))],
+                stop=lambda: len(seconds) > work.rounds,
+            )
+        return seconds[1:]  # in the first round workers start, and programs are recorded or compiled
 
     return repetition
 
 
-def naive(work: Workload) -> Repetition:
+def user_class(work: Workload, **engine: Any) -> Repetition:
+    return run_keel(work, work.user_class(), **engine)
+
+
+def built_in(work: Workload, algorithm: str = "fedavg") -> Repetition:
+    return run_keel(work, work.module(), algorithm)
+
+
+def naive(work: Workload, one_thread: bool = False) -> Repetition:
     """A loop over the clients as one would write it by hand: a deep copy and an optimiser for each."""
-    module, data = work.published(), work.data()
-    if work.heavy:
+    module, data = work.user_class(), work.data()
+    if work.heavy and not one_thread:
         torch.set_num_threads(cores())  # slower for small models
 
     def repetition() -> list[float]:
@@ -99,27 +113,20 @@ def naive(work: Workload) -> Repetition:
                 for parameter, *others in zip(module.parameters(), *(c.parameters() for c in copies), strict=True):
                     parameter.copy_(torch.stack(others).mean(0))
             stamps.append(time.perf_counter())
+            PROCESSOR.append(time.process_time())
         return [after - before for before, after in pairwise(stamps)]
 
     return repetition
 
 
 def limit(work: Workload) -> Repetition:
-    return _steps(work, work.published)
-
-
-def bare(work: Workload) -> Repetition:
-    return _steps(work, work.module)
-
-
-def _steps(work: Workload, make: Callable[[], nn.Module]) -> Repetition:
     """Time the local steps alone, in one process per core."""
 
     def repetition() -> list[float]:
         fork = multiprocessing.get_context("fork")
         queue = fork.Queue()
         clients = ceil(work.cohort * work.rounds / cores())
-        workers = [fork.Process(target=_train_clients, args=(work, make, clients, queue)) for _ in range(cores())]
+        workers = [fork.Process(target=_train_clients, args=(work, clients, queue)) for _ in range(cores())]
         for worker in workers:
             worker.start()
         seconds = max(queue.get() for _ in workers)
@@ -130,10 +137,10 @@ def _steps(work: Workload, make: Callable[[], nn.Module]) -> Repetition:
     return repetition
 
 
-def _train_clients(work: Workload, make: Callable[[], nn.Module], clients: int, queue: Any) -> None:
+def _train_clients(work: Workload, clients: int, queue: Any) -> None:
     torch.set_num_threads(1)
     tune()
-    module, data = make(), work.data()
+    module, data = work.user_class(), work.data()
     examples = data.client(0)
     inputs, targets = data.transform(examples.inputs)[: work.batch], examples.targets[: work.batch]
     if len(work.shape) == 3:
@@ -154,14 +161,15 @@ def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, tar
 
 
 CONTENDERS: dict[str, Callable[[Workload], Repetition]] = {
-    "keel": keel,
-    "published": partial(keel, published=True),
-    "fedhbm": partial(keel, algorithm="fedhbm"),
-    "scaffold": partial(keel, algorithm="scaffold"),
-    "compiled": partial(keel, compile=True),
+    "class": user_class,
+    "keel": built_in,
+    "fedhbm": partial(built_in, algorithm="fedhbm"),
+    "scaffold": partial(built_in, algorithm="scaffold"),
+    "compiled": partial(user_class, compile=True),
+    "serial": partial(user_class, name="serial"),
     "limit": limit,
-    "bare": bare,
     "naive": naive,
+    "one": partial(naive, one_thread=True),
 }
 
 
@@ -169,11 +177,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--rounds", type=int, help="time at most so many rounds")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    seconds = CONTENDERS[arguments.contender](WORKLOADS[arguments.workload])()
+    work = WORKLOADS[arguments.workload]
+    if arguments.rounds is not None:
+        work = replace(work, rounds=min(work.rounds, arguments.rounds))
+    repetition = CONTENDERS[arguments.contender](work)
+    seconds = repetition()
     measured = {"seconds": median(seconds)}
-    if arguments.contender not in ("limit", "bare"):  # these have no rounds
+    if arguments.contender != "limit":  # which has no rounds
+        measured["processor"] = median(after - before for before, after in pairwise(PROCESSOR))
         measured["start"] = time.time() - float(os.environ["OWN_BEGAN"]) - sum(seconds) - min(seconds)
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     peak, rest = (int(lines[name].split()[0]) / 1000 for name in ("VmHWM", "VmRSS"))

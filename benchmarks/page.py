@@ -27,6 +27,9 @@ OTHERS = {**PEERS, "naive": "plain loop"}
 TITLES = {
     "digits": "digits: MLP 64-64-10, 10 clients x 8 steps of 8",
     "many": "many: the same, 100 of 1,000 clients",
+    "layernorm": "the MLP with LayerNorm and GELU",
+    "cnn": "CNN of two convolutions on 8x8 images, 10 clients x 8 steps of 8",
+    "transformer": "transformer of two layers on 16 tokens, 10 clients x 8 steps of 16",
     "lenet": "LeNet, 10 clients x 8 steps of 64",
     "resnet20": "ResNet-20, the same",
     "shakespeare": "Shakespeare's LSTM, 10 clients x 20 steps of 100",
@@ -54,6 +57,10 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
             ["time per round", "Keel", "limit", "best other", "Keel relative to the limit", "to the best other"],
             (_times(name, rows[name]) for name in timed),
         ),
+        "serial": _table(
+            ["processor time per round", "`serial`", "plain loop, one thread", "ratio"],
+            (_processor(name, rows[name]) for name in timed if "serial" in rows[name]),
+        ),
         "peers": _table(["time per round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
         "own": _table(["workload", "time of", "relative to", "ratio"], _own(rows)),
         "needs": _table(
@@ -68,12 +75,17 @@ def _times(name: str, row: Row) -> list[str]:
     best = min((other for other in OTHERS if other in row), key=lambda other: row[other]["seconds"])
     return [
         TITLES[name],
-        _seconds(row["keel"]),
+        _seconds(row["class"]),
         _seconds(row["limit"]),
         f"{_seconds(row[best])} ({OTHERS[best]})",
-        _spread(row, "keel", "limit"),
-        _spread(row, "keel", best),
+        _spread(row, "class", "limit"),
+        _spread(row, "class", best),
     ]
+
+
+def _processor(name: str, row: Row) -> list[str]:
+    one, other = row["serial"]["processor"], row["one"]["processor"]
+    return [name, f"{one:.4f} s", f"{other:.4f} s", f"**{one / other:.2f}**"]
 
 
 def _others(row: Row) -> list[str]:
@@ -82,27 +94,18 @@ def _others(row: Row) -> list[str]:
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
     pairs = [
-        ("stateful", "FedHBM in Keel", "FedAvg in Keel", "fedhbm", "keel"),
-        ("stateful", "SCAFFOLD in Keel", "FedAvg in Keel", "scaffold", "keel"),
-        ("digits", "Keel, compiled", "Keel", "compiled", "keel"),
-        ("many", "Keel, compiled", "Keel", "compiled", "keel"),
-        *(
-            line
-            for name in ("lenet", "resnet20")
-            for line in (
-                (name, "Keel", "its local steps alone", "keel", "bare"),
-                (name, "Keel's local steps alone", "limit", "bare", "limit"),
-                (name, "Keel with the published model", "limit", "published", "limit"),
-                (name, "Keel with the published model", "Keel", "published", "keel"),
-            )
-        ),
+        ("stateful", "FedHBM", "FedAvg", "fedhbm", "keel"),
+        ("stateful", "SCAFFOLD", "FedAvg", "scaffold", "keel"),
+        *((name, "Keel, compiled", "Keel", "compiled", "class") for name in ("digits", "many", "layernorm", "cnn")),
+        *((name, "Keel's own model", "the user's class", "keel", "class") for name in WORKLOADS),
     ]
+    pairs = [pair for pair in pairs if pair[0] in rows and {pair[3], pair[4]} <= rows[pair[0]].keys()]
     for name, one, other, *pair in pairs:
         yield ["lenet" if name == "stateful" else name, one, other, _spread(rows[name], *pair)]
 
 
 def _needs(row: Row) -> list[str]:
-    names = ("keel", "compiled", *PEERS)
+    names = ("class", "compiled", *PEERS)
     return [f"{row[name]['memory']:,.0f} MB, {row[name]['start']:.1f} s" if name in row else "" for name in names]
 
 
@@ -135,7 +138,7 @@ def _table(header: list[str], lines: Iterable[list[str]]) -> str:
 
 def plot(rows: dict[str, Row]) -> None:
     """Plot each contender's time per round relative to the limit."""
-    names = {"keel": "Keel", **OTHERS}
+    names = {"class": "Keel", **OTHERS}
     points = [
         {"workload": name, "contender": names[contender], "relative": ratio(row, contender, "limit")}
         for name, row in rows.items()
@@ -149,7 +152,7 @@ def plot(rows: dict[str, Row]) -> None:
         color=altair.Color("contender:N", scale=altair.Scale(domain=domain, scheme="tableau10"), legend=legend),
         shape=altair.Shape("contender:N", scale=altair.Scale(domain=domain), legend=legend),
     )
-    base.mark_point(size=90, filled=True).properties(width=520, height=180, padding=15).save(str(PLOT))
+    base.mark_point(size=90, filled=True).properties(width=520, height=260, padding=15).save(str(PLOT))
 
 
 def filled(page: str, rows: dict[str, Row]) -> str:

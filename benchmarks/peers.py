@@ -5,7 +5,7 @@
 
     flower         Flower's simulation on Ray, one single-threaded actor per core
     flower-legacy  the same with start_simulation, which is deprecated but does not poll for messages
-    pfl            pfl-research in one process, with one thread per core, except for the MLP, which is not faster by it
+    pfl            pfl-research in one process, with one thread per core; with one thread for small models
     pfl-processes  pfl-research under torchrun, one single-threaded process per core
 
 Each framework takes the same number of steps on the same shapes, which is checked. The first round is not timed,
@@ -49,7 +49,7 @@ RESOURCES = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 def rounds_of(work: Workload) -> int:
     """The number of rounds: the first, which is not timed, and the timed ones."""
-    return 1 + min(work.rounds, 20)
+    return 1 + min(work.rounds, int(os.environ.get("PEERS_ROUNDS", "20")))
 
 
 def summary(stamps: list[float]) -> dict[str, float]:
@@ -75,7 +75,7 @@ def flower(name: str) -> dict[str, float]:
     from flwr.simulation import run_simulation
 
     work, stamps, results = WORKLOADS[name], [], []
-    initial = work.published().state_dict()
+    initial = work.user_class().state_dict()
     server, client = ServerApp(), ClientApp()
     client.train()(flower_client)
 
@@ -131,7 +131,7 @@ def flower_legacy(name: str) -> dict[str, float]:
         stamps.append(time.time())
         models[1:] = [arrays]
 
-    models.append([value.numpy() for value in work.published().state_dict().values()])
+    models.append([value.numpy() for value in work.user_class().state_dict().values()])
     strategy = FedAvg(
         fraction_fit=work.cohort / work.clients,
         fraction_evaluate=0.0,
@@ -175,7 +175,7 @@ def flower_legacy_client(context: "Context") -> Any:
 def flower_actor(name: str) -> tuple[nn.Module, FederatedData]:
     """The model and the data of an actor, created once."""
     torch.set_num_threads(1)
-    return WORKLOADS[name].published(), WORKLOADS[name].data()
+    return WORKLOADS[name].user_class(), WORKLOADS[name].data()
 
 
 def flower_training(name: str, context: "Context") -> tuple[int, int]:
@@ -218,7 +218,7 @@ class Counted(nn.Module):
 
 
 def pfl_process(name: str) -> dict[str, float]:
-    torch.set_num_threads(1 if WORKLOADS[name].model == "mlp" else cores())
+    torch.set_num_threads(1 if not WORKLOADS[name].heavy else cores())
     return pfl(name)
 
 
@@ -231,7 +231,7 @@ def pfl(name: str) -> dict[str, float]:
 
     work, stamps = WORKLOADS[name], []
     np.random.seed(0)  # noqa: NPY002  pfl's processes sample users from it
-    module = Counted(work.published())
+    module = Counted(work.user_class())
     before = [parameter.detach().clone() for parameter in module.parameters()]
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     users = pfl_users(work)
@@ -293,7 +293,16 @@ def pfl_processes(name: str) -> dict[str, float]:
         return pfl(name)
     with TemporaryDirectory(prefix="torchrun-") as folder:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={cores()}", f"--log-dir={folder}"]
-        command = [sys.executable, "-m", *torchrun, __file__, "pfl-processes", name]
+        command = [
+            sys.executable,
+            "-m",
+            *torchrun,
+            __file__,
+            "pfl-processes",
+            name,
+            "--rounds",
+            os.environ["PEERS_ROUNDS"],
+        ]
         return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
@@ -309,7 +318,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--rounds", type=int, default=20, help="time at most so many rounds")
     arguments = parser.parse_args()
+    os.environ["PEERS_ROUNDS"] = str(min(arguments.rounds, 20))  # for the processes that it starts
     with redirect_stdout(sys.stderr):
         measured = PEERS[arguments.peer](arguments.workload)
     if os.environ.get("RANK", "0") == "0":

@@ -1,6 +1,7 @@
 """Measures wall-clock time per round and memory of Keel, the limit, a plain loop and other frameworks.
 
     make bench                                   # all workloads; writes results/performance.json and its page
+    make bench-quick                             # the same in under ten minutes: fewer rounds, repetitions and peers
     python benchmarks/rounds.py digits many      # some workloads
     python benchmarks/rounds.py --guard          # without other frameworks; fails if a ratio exceeds its guard
 
@@ -22,16 +23,22 @@ from workloads import COUNTS, WORKLOADS
 
 HERE = Path(__file__).parent
 REPETITIONS = 3
+QUICK_REPETITIONS = 2
+QUICK_ROUNDS = {"lenet": 1, "resnet20": 1, "shakespeare": 1}
+"""The largest number of rounds per repetition in the quick mode; 20 for the other workloads."""
 MANY_REPETITIONS = 9
 """For workloads whose contenders differ by little."""
 TIMEOUT = 900.0
 """Seconds after which a contender is stopped."""
 GUARDS = {
-    "digits": {"keel of limit": 0.4},
-    "many": {"keel of limit": 0.4},
-    "lenet": {"keel of limit": 0.95, "keel of bare": 1.25},
-    "resnet20": {"keel of limit": 1.15, "keel of bare": 1.25},
-    "shakespeare": {"keel of limit": 1.15},
+    "digits": {"class of limit": 0.4, "processor serial of one": 0.85},
+    "many": {"class of limit": 0.4},
+    "layernorm": {"class of limit": 0.5, "processor serial of one": 1.1},
+    "cnn": {"class of limit": 0.8, "processor serial of one": 1.1},
+    "transformer": {"class of limit": 1.15, "processor serial of one": 1.1},
+    "lenet": {"class of limit": 1.0, "keel of limit": 0.95},
+    "resnet20": {"class of limit": 1.15, "keel of limit": 1.15},
+    "shakespeare": {"class of limit": 1.15},
     "stateful": {"fedhbm of keel": 1.15, "scaffold of keel": 1.15},
     "clients": {
         "n=1,000,000 of n=1,000": 1.5,
@@ -52,20 +59,31 @@ Repetition = dict[str, float]
 """What own.py or peers.py prints, and the peak memory of all processes in MB."""
 
 
-def contenders(name: str, with_peers: bool) -> list[str]:
+def contenders(name: str, with_peers: bool, quick: bool) -> list[str]:
     if name in SMALL_DIFFERENCES:
         return list(SMALL_DIFFERENCES[name])
-    heavy = WORKLOADS[name].heavy
-    names = ["keel", "limit"]
-    names += (["bare", "published"] if name in ("lenet", "resnet20") else []) if heavy else ["compiled"]
-    peers = ["flower", "pfl-processes"] if heavy else ["flower", "flower-legacy", "pfl", "pfl-processes"]
-    return [*names, *(["naive", *peers] if with_peers else [])]
+    work = WORKLOADS[name]
+    names = ["class", *(["keel"] if work.built_in else []), "limit"]
+    if not quick:
+        names += ["serial", "one"] if name != "many" else []
+        names += [] if work.heavy else ["compiled"]
+    elif name in ("digits", "layernorm", "cnn", "transformer"):
+        names += ["serial", "one"]
+    if not with_peers:
+        return names
+    if quick:
+        return [*names, "naive", "pfl-processes"]
+    peers = ["flower", "pfl-processes"] if work.heavy else ["flower", "flower-legacy", "pfl", "pfl-processes"]
+    return [*names, "naive", *peers]
 
 
-def repeat(contender: str, workload: str) -> Repetition:
+def repeat(contender: str, workload: str, quick: bool) -> Repetition:
     """Run one contender in a process and return what it measured."""
-    arguments = SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))
-    command = [sys.executable, str(HERE / ("peers.py" if arguments[0] in PEERS else "own.py")), *arguments]
+    arguments = [*SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))]
+    script = "peers.py" if arguments[0] in PEERS else "own.py"
+    if quick:
+        arguments += ["--rounds", str(QUICK_ROUNDS.get(workload, 20))]
+    command = [sys.executable, str(HERE / script), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak, began = 0.0, time.monotonic()
     while process.poll() is None and (now := time.monotonic()) - began < TIMEOUT:
@@ -102,18 +120,19 @@ def _proportional_memory(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
 
 
-def measure(name: str, with_peers: bool) -> dict[str, Any]:
+def measure(name: str, with_peers: bool, quick: bool) -> dict[str, Any]:
     """The medians over the repetitions of each contender, and the seconds of each repetition."""
-    names = contenders(name, with_peers)
+    names = contenders(name, with_peers, quick)
     repetitions: dict[str, list[Repetition]] = {contender: [] for contender in names}
-    for _ in range(MANY_REPETITIONS if name in SMALL_DIFFERENCES else REPETITIONS):
+    count = QUICK_REPETITIONS if quick else MANY_REPETITIONS if name in SMALL_DIFFERENCES else REPETITIONS
+    for _ in range(count):
         for contender in names:
-            repetitions[contender].append(repeat(contender, name))
+            repetitions[contender].append(repeat(contender, name, quick))
     return {contender: _medians(measured) for contender, measured in repetitions.items()}
 
 
 def _medians(repetitions: list[Repetition]) -> dict[str, Any]:
-    keys = [key for key in ("seconds", "start", "memory", "rest") if key in repetitions[0]]
+    keys = [key for key in ("seconds", "processor", "start", "memory", "rest") if key in repetitions[0]]
     medians = {key: round(median(measured[key] for measured in repetitions), 5) for key in keys}
     return {**medians, "turns": [round(measured["seconds"], 5) for measured in repetitions]}
 
@@ -133,12 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *GUARDS], metavar="WORKLOAD")
     parser.add_argument("--guard", action="store_true", help="fail if a ratio exceeds its guard; write nothing")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, repetitions and peers")
     arguments = parser.parse_args()
     rows: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     print(f"{'workload':12} {'contender':14} {'s/round':>10} {'relative':>9} {'start s':>8} {'MB':>7}  repetitions")
     failures = []
     for name in arguments.workloads or list(GUARDS):
-        rows[name] = row = measure(name, with_peers=not arguments.guard)
+        rows[name] = row = measure(name, with_peers=not arguments.guard, quick=arguments.quick)
         for contender, values in row.items():
             relative = ratio(row, contender, next(iter(row)))
             figures = f"{values['seconds']:10.4f} {relative:9.2f} {values.get('start', 0):8.1f} {values['memory']:7.0f}"

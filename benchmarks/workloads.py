@@ -1,10 +1,11 @@
 """The workloads of the benchmarks. Their data are random numbers of realistic shapes: the arithmetic is the same."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import classes
 import numpy as np
-import published
 import torch
 from torch import nn
 
@@ -32,17 +33,20 @@ class Workload:
     @property
     def heavy(self) -> bool:
         """Whether a round takes seconds."""
-        return self.model != "mlp"
+        return self.model in ("lenet", "resnet20", "char_lstm")
+
+    @property
+    def built_in(self) -> bool:
+        """Whether Keel has a version of the model of its own."""
+        return self.model in BUILT_IN
 
     def data(self) -> FederatedData:
         rng = np.random.default_rng(0)
         size = self.examples_per_client or self.steps * self.batch
         examples = min(self.clients * size, 20_000) if self.examples_per_client else self.clients * size
-        text = self.model.endswith("lstm")
+        text = self.model in ("char_lstm", "transformer")
         inputs = (
-            rng.integers(0, self.classes, (examples, *self.shape))
-            if text
-            else rng.random((examples, *self.shape), np.float32)
+            rng.integers(0, 64, (examples, *self.shape)) if text else rng.random((examples, *self.shape), np.float32)
         )
         tensor = torch.from_numpy(inputs.astype(np.uint8) if text else inputs)
         train = Examples(tensor, torch.from_numpy(rng.integers(0, self.classes, examples)))
@@ -53,20 +57,27 @@ class Workload:
         return FederatedData("bench", train, train[np.arange(64)], partition, self.classes, transform)
 
     def module(self) -> nn.Module:
+        """Keel's version of the model."""
         torch.manual_seed(0)
         return build(self.model, self.shape, self.classes, {})
 
-    def published(self) -> nn.Module:
-        """The model as published; Keel's version if there is no other."""
-        match self.model:
-            case "lenet":
-                return published.lenet(self.classes)
-            case "resnet20":
-                return published.resnet20(self.classes)
-            case _:
-                return self.module()
+    def user_class(self) -> nn.Module:
+        """The model as a user writes it."""
+        torch.manual_seed(0)
+        return CLASSES[self.model](self.classes)
 
 
+CLASSES: dict[str, Callable[[int], nn.Module]] = {
+    "mlp": classes.MLP,
+    "layernorm": classes.LayerNormMLP,
+    "small_cnn": classes.SmallCNN,
+    "lenet": classes.LeNet,
+    "resnet20": classes.resnet20,
+    "char_lstm": classes.CharLSTM,
+    "transformer": classes.Transformer,
+}
+BUILT_IN = ("mlp", "lenet", "resnet20", "char_lstm")
+"""The models of which Keel has a version of its own."""
 DIGITS: dict[str, Any] = {"model": "mlp", "shape": (64,), "classes": 10, "steps": 8, "batch": 8}
 IMAGES: dict[str, Any] = {"shape": (3, 32, 32), "classes": 10, "clients": 100, "cohort": 10, "steps": 8, "batch": 64}
 COUNTS = {f"n={n:,}": n for n in (10**2, 10**3, 10**4, 10**5, 10**6)}
@@ -74,6 +85,9 @@ COUNTS = {f"n={n:,}": n for n in (10**2, 10**3, 10**4, 10**5, 10**6)}
 WORKLOADS = {
     "digits": Workload(**DIGITS, clients=100, cohort=10, rounds=200),
     "many": Workload(**DIGITS, clients=1000, cohort=100, rounds=40),
+    "layernorm": Workload("layernorm", (64,), 10, 100, 10, 8, 8, rounds=100),
+    "cnn": Workload("small_cnn", (1, 8, 8), 10, 100, 10, 8, 8, rounds=60),
+    "transformer": Workload("transformer", (16,), 4, 100, 10, 8, 16, rounds=20),
     "lenet": Workload("lenet", **IMAGES, rounds=3),
     "resnet20": Workload("resnet20", **IMAGES, rounds=1),
     "shakespeare": Workload("char_lstm", (80,), 80, 100, 10, 20, 100, rounds=1),
