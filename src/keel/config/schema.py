@@ -11,6 +11,7 @@ from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
 from keel.core.buffers import BufferPolicy
 from keel.core.client_state import Precision
+from keel.core.flat_model import Autocast
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
 from keel.core.transforms import Layout
@@ -106,6 +107,7 @@ class LocalSpec(_Table):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.998
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Positive | None = None
+    precision: Autocast = "float32"
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> "LocalSpec":

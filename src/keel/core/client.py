@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path
 from keel.core.examples import ClientExamples
-from keel.core.flat_model import FlatModel, Loss
+from keel.core.flat_model import Autocast, FlatModel, Loss
 from keel.core.randomness import keyed_rng, keyed_torch_rng, seed_torch
 from keel.core.replay import LocalGradient
 from keel.core.transforms import Identity, Transform
@@ -33,6 +33,7 @@ class LocalConfig:
     drop_last: bool
     weight_decay: float
     clip: float | None
+    precision: Autocast = "float32"
 
     def count(self, examples: int) -> int:
         """J, the number of local steps of a client with so many examples."""
@@ -233,7 +234,7 @@ def full_gradient(
     for chunk, augmentation in zip(chunks, drawn, strict=True):
         batch = examples[chunk]
         inputs, targets = local.transform(batch.inputs, augmentation).to(total.device), batch.targets.to(total.device)
-        losses = local.loss(model.module(inputs), targets)
+        losses = local.loss(model.outputs(inputs), targets)
         total.add_(model.gradient(losses.sum() / len(examples)))
     return total
 

@@ -190,7 +190,7 @@ class InProcess(EngineDefaults):
         if self.device != CPU:
             task = replace(task, module=deepcopy(task.module).to(self.device))
         self.local, self.data, self.moving = workload.local, task.data, task.moving
-        self.model = FlatModel(task.module, task.moving)
+        self.model = FlatModel(task.module, task.moving, workload.local.config.precision)
         self.evaluator = Evaluator(task, workload.local_buffers)
 
     def footprint(self, size: RoundSize) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from hashlib import sha256
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
+
+Autocast = Literal["float32", "bf16"]
+"""The precision of a model's forward and backward pass. Weights, gradients and losses are float32 in any case."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example; Keel takes the mean over a minibatch."""
@@ -22,12 +26,13 @@ class FlatModel:
     Args:
         moving: The names of the buffers that training changes, such as BatchNorm's statistics. The float ones are read
             and set as one vector; the others (counters) are reset whenever that vector is set.
+        precision: "bf16" computes in bfloat16 where PyTorch's autocast considers it safe.
     """
 
-    def __init__(self, module: nn.Module, moving: Sequence[str] = ()):
+    def __init__(self, module: nn.Module, moving: Sequence[str] = (), precision: Autocast = "float32"):
         if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
             raise KeelError("model: has lazy layers without shapes; pass an input through it first")
-        self.module = deepcopy(module).train()
+        self.module, self._precision = deepcopy(module).train(), precision
         use_fourier(self.module)
         trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -65,10 +70,20 @@ class FlatModel:
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients], out=self._gradient)
 
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """The model's outputs at `weights`."""
+        return self._in_precision(lambda: self.module(inputs))
+
     def at(self, point: Tensor, inputs: Tensor) -> Tensor:
         """The model's outputs at another point than `weights`. Changes to the buffers are dropped."""
         buffers = {name: self.module.get_buffer(name).clone() for name in self._moving}
-        return functional_call(self.module, {**self.unflatten(point), **buffers}, (inputs,))
+        return self._in_precision(lambda: functional_call(self.module, {**self.unflatten(point), **buffers}, (inputs,)))
+
+    def _in_precision(self, forward: Callable[[], Tensor]) -> Tensor:
+        if self._precision == "float32":
+            return forward()
+        with torch.autocast(self.weights.device.type, torch.bfloat16):
+            return forward().float()
 
     def buffers(self) -> Tensor | None:
         """The float moving buffers as one vector; None for a model without any."""

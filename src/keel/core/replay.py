@@ -57,7 +57,7 @@ class LocalGradient:
 
     def _by_autograd(self, point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if point is self.model.weights:
-            loss = self.loss(self.model.module(inputs), targets).mean()
+            loss = self.loss(self.model.outputs(inputs), targets).mean()
             return loss.detach(), self.model.gradient(loss)
         leaf = point.detach().requires_grad_()
         loss = self._losses(leaf, inputs, targets).mean()

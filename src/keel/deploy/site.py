@@ -93,7 +93,7 @@ class Site:
 
     @cached_property
     def flat_model(self) -> FlatModel:
-        return FlatModel(self.task.module.to(self.device), self.task.moving)
+        return FlatModel(self.task.module.to(self.device), self.task.moving, self.spec.local.precision)
 
     @property
     def state(self) -> SiteState:

@@ -31,7 +31,7 @@ WORK_LIMIT = 10_000
 processor time of a client alone, for 32 perceptrons, convolutional networks and transformers."""
 SMALL_WORK = 4_000
 """Up to this work per operation a program of 32 clients is fastest; above it, smaller groups that share the cores."""
-RTOL = 1e-3
+RTOL = {"float32": 1e-3, "bf16": 0.1}
 """The largest difference that counts as rounding, relative to a gradient's largest element."""
 
 
@@ -54,11 +54,13 @@ def work_per_step_operation(task: Task, local: LocalTraining) -> float:
     indices = task.data.partition[int(np.argmax(task.data.partition.sizes))][: local.config.batch]
     batch = task.data.train[indices]
     minibatch = Examples(task.data.transform(batch.inputs), batch.targets)
-    return work_per_operation(FlatModel(task.module, task.moving), local.loss, minibatch)
+    model = FlatModel(task.module, task.moving, local.config.precision)
+    return work_per_operation(model, local.loss, minibatch)
 
 
 def _compare(task: Task, local: LocalTraining) -> str | None:
-    model, loss = FlatModel(task.module), batched_loss(local.loss)
+    precision = local.config.precision
+    model, loss, rtol = FlatModel(task.module, precision=precision), batched_loss(local.loss), RTOL[precision]
     with python_state(model.module) as changed:
         program = Program(lambda w, x, y: loss(model.at(w, x), y), [*_clients(task, model, first=0)])
         weights, inputs, targets, shares = _clients(task, model, first=3)
@@ -67,8 +69,8 @@ def _compare(task: Task, local: LocalTraining) -> str | None:
         for row, count in enumerate((3, 2)):
             model.weights.copy_(weights[row])
             expected_loss, expected = alone(model.weights, inputs[row, :count], targets[row, :count])
-            same &= torch.allclose(gradients[row], expected, rtol=0, atol=RTOL * float(expected.abs().max()) + 1e-7)
-            same &= torch.allclose(losses[row], expected_loss, rtol=RTOL, atol=1e-6)
+            same &= torch.allclose(gradients[row], expected, rtol=0, atol=rtol * float(expected.abs().max()) + 1e-7)
+            same &= torch.allclose(losses[row], expected_loss, rtol=rtol, atol=1e-6)
         if (reason := changed()) is not None:
             return reason
     return None if same else "stacked clients get other gradients than each alone, as if their examples interacted"

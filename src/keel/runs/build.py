@@ -159,7 +159,9 @@ def local_training(spec: Spec, task: Task) -> LocalTraining:
 
 
 def local_config(local: LocalSpec) -> LocalConfig:
-    return LocalConfig(local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip)
+    return LocalConfig(
+        local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip, local.precision
+    )
 
 
 def make_sampler(spec: Spec, partition: Partition) -> Sampler:
