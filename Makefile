@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint canary bench bench-quick guard grid experiment scarce reproduction clean
+.PHONY: demo test browser coverage lint canary bench bench-quick bench-gpu guard grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -37,7 +37,11 @@ bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py
 
 bench-quick: .venv-bench/ready
-	.venv-bench/bin/python benchmarks/rounds.py --quick digits many layernorm cnn transformer lenet resnet20 shakespeare
+	.venv-bench/bin/python benchmarks/rounds.py --quick digits many layernorm cnn transformer lenet
+
+# On a machine with a GPU: fills the table "Accelerators" of docs/performance.md.
+bench-gpu: .venv/ready
+	$(BIN)/python benchmarks/rounds.py --device cuda
 
 guard: .venv/ready
 	$(BIN)/python benchmarks/rounds.py --guard

@@ -90,9 +90,9 @@ def built_in(work: Workload, algorithm: str = "fedavg") -> Repetition:
     return run_keel(work, work.module(), algorithm)
 
 
-def naive(work: Workload, one_thread: bool = False) -> Repetition:
+def naive(work: Workload, one_thread: bool = False, device: str = "cpu") -> Repetition:
     """A loop over the clients as one would write it by hand: a deep copy and an optimiser for each."""
-    module, data = work.user_class(), work.data()
+    module, data = work.user_class().to(device), work.data()
     if work.heavy and not one_thread:
         torch.set_num_threads(cores())  # slower for small models
 
@@ -102,11 +102,11 @@ def naive(work: Workload, one_thread: bool = False) -> Repetition:
             copies = []
             for client in range(work.cohort):
                 local, examples = deepcopy(module), data.client(client)
-                inputs = data.transform(examples.inputs)
+                inputs, targets = data.transform(examples.inputs).to(device), examples.targets.to(device)
                 optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
                 for batch in torch.randperm(len(examples)).split(work.batch):
                     optimizer.zero_grad()
-                    cross_entropy(local(inputs[batch]), examples.targets[batch]).backward()
+                    cross_entropy(local(inputs[batch]), targets[batch]).backward()
                     optimizer.step()
                 copies.append(local)
             with torch.no_grad():
@@ -160,7 +160,7 @@ def _step(module: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, tar
         torch._foreach_add_(parameters, list(gradients), alpha=-0.01)
 
 
-CONTENDERS: dict[str, Callable[[Workload], Repetition]] = {
+CONTENDERS: dict[str, Callable[..., Repetition]] = {
     "class": user_class,
     "keel": built_in,
     "fedhbm": partial(built_in, algorithm="fedhbm"),
@@ -178,12 +178,14 @@ def main() -> None:
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, help="time at most so many rounds")
+    parser.add_argument("--device", help="the device of `class` and `one`, such as cuda")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     work = WORKLOADS[arguments.workload]
     if arguments.rounds is not None:
         work = replace(work, rounds=min(work.rounds, arguments.rounds))
-    repetition = CONTENDERS[arguments.contender](work)
+    device = {"device": arguments.device} if arguments.device else {}
+    repetition = CONTENDERS[arguments.contender](work, **device)
     seconds = repetition()
     measured = {"seconds": median(seconds)}
     if arguments.contender != "limit":  # which has no rounds

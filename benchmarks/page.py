@@ -14,6 +14,7 @@ from workloads import COUNTS, WORKLOADS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "performance.json"
+DEVICE_RESULTS = ROOT / "results" / "performance_device.json"
 PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "performance.svg"
 TABLE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -68,7 +69,20 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
             ([name, *_needs(rows[name])] for name in timed),
         ),
         "clients": _table(clients, _counts(rows["clients"])),
+        "device": _device(),
     }
+
+
+def _device() -> str:
+    """The table of an accelerator; a sentence as long as nobody has measured one."""
+    if not DEVICE_RESULTS.exists():
+        return "Not measured yet.\n"
+    measured = json.loads(DEVICE_RESULTS.read_text())
+    lines = (
+        [name, _seconds(row["class"]), _seconds(row["one"]), _spread(row, "class", "one")]
+        for name, row in measured["rows"].items()
+    )
+    return _table([f"time per round on {measured['device']}", "Keel", "plain loop", "ratio"], lines)
 
 
 def _times(name: str, row: Row) -> list[str]:

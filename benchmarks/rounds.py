@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from page import PEERS, RESULTS, ratio, write
+from page import DEVICE_RESULTS, PEERS, RESULTS, ratio, write
 from workloads import COUNTS, WORKLOADS
 
 HERE = Path(__file__).parent
@@ -55,8 +55,24 @@ SMALL_DIFFERENCES = {
 }
 """Workloads of this script alone: algorithms with client state, and numbers of clients. Each contender is given by the
 contender and the workload of own.py."""
+DEVICE_WORKLOADS = ("digits", "many", "layernorm", "cnn", "transformer", "lenet", "resnet20")
+"""The workloads that are measured on accelerators."""
 Repetition = dict[str, float]
 """What own.py or peers.py prints, and the peak memory of all processes in MB."""
+
+
+def measure_device(device: str) -> None:
+    """Measure the user's classes on an accelerator next to a plain loop on it, and write the page."""
+    rows: dict[str, Any] = {}
+    for name in DEVICE_WORKLOADS:
+        repetitions: dict[str, list[Repetition]] = {contender: [] for contender in ("class", "one")}
+        for _ in range(REPETITIONS):
+            for contender, measured in repetitions.items():
+                measured.append(repeat(contender, name, "--device", device))
+        rows[name] = {contender: _medians(measured) for contender, measured in repetitions.items()}
+        print(name, *(f"{contender} {row['seconds']:.4f} s" for contender, row in rows[name].items()), flush=True)
+    DEVICE_RESULTS.write_text(json.dumps({"device": device, "rows": rows}, indent=2) + "\n")
+    write()
 
 
 def contenders(name: str, with_peers: bool, quick: bool) -> list[str]:
@@ -77,13 +93,11 @@ def contenders(name: str, with_peers: bool, quick: bool) -> list[str]:
     return [*names, "naive", *peers]
 
 
-def repeat(contender: str, workload: str, quick: bool) -> Repetition:
-    """Run one contender in a process and return what it measured."""
+def repeat(contender: str, workload: str, *options: str) -> Repetition:
+    """Run one contender in a process, with options of its script, and return what it measured."""
     arguments = [*SMALL_DIFFERENCES.get(workload, {}).get(contender, (contender, workload))]
     script = "peers.py" if arguments[0] in PEERS else "own.py"
-    if quick:
-        arguments += ["--rounds", str(QUICK_ROUNDS.get(workload, 20))]
-    command = [sys.executable, str(HERE / script), *arguments]
+    command = [sys.executable, str(HERE / script), *arguments, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak, began = 0.0, time.monotonic()
     while process.poll() is None and (now := time.monotonic()) - began < TIMEOUT:
@@ -125,9 +139,10 @@ def measure(name: str, with_peers: bool, quick: bool) -> dict[str, Any]:
     names = contenders(name, with_peers, quick)
     repetitions: dict[str, list[Repetition]] = {contender: [] for contender in names}
     count = QUICK_REPETITIONS if quick else MANY_REPETITIONS if name in SMALL_DIFFERENCES else REPETITIONS
+    options = ["--rounds", str(QUICK_ROUNDS.get(name, 20))] if quick else []
     for _ in range(count):
         for contender in names:
-            repetitions[contender].append(repeat(contender, name, quick))
+            repetitions[contender].append(repeat(contender, name, *options))
     return {contender: _medians(measured) for contender, measured in repetitions.items()}
 
 
@@ -153,7 +168,11 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", choices=[[], *GUARDS], metavar="WORKLOAD")
     parser.add_argument("--guard", action="store_true", help="fail if a ratio exceeds its guard; write nothing")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, repetitions and peers")
+    parser.add_argument("--device", help="measure on an accelerator, such as cuda, and write its table")
     arguments = parser.parse_args()
+    if arguments.device:
+        measure_device(arguments.device)
+        return
     rows: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     print(f"{'workload':12} {'contender':14} {'s/round':>10} {'relative':>9} {'start s':>8} {'MB':>7}  repetitions")
     failures = []
