@@ -45,6 +45,9 @@ def ratio(row: Row, one: str, other: str) -> float:
 
 def tables(rows: dict[str, Row]) -> dict[str, str]:
     timed = [name for name in WORKLOADS if name in rows]
+    measured = [other for other in OTHERS if any(other in rows[name] for name in timed)]
+    names = {"class": "Keel", "compiled": "Keel, compiled", **PEERS}
+    needed = [contender for contender in names if any(contender in rows[name] for name in timed)]
     clients = [
         "clients, 10 per round",
         "ms per round",
@@ -62,11 +65,14 @@ def tables(rows: dict[str, Row]) -> dict[str, str]:
             ["processor time per round", "`serial`", "plain loop, one thread", "ratio"],
             (_processor(name, rows[name]) for name in timed if "serial" in rows[name]),
         ),
-        "peers": _table(["time per round", *OTHERS.values()], ([name, *_others(rows[name])] for name in timed)),
+        "peers": _table(
+            ["time per round", *(OTHERS[other] for other in measured)],
+            ([name, *_others(rows[name], measured)] for name in timed),
+        ),
         "own": _table(["workload", "time of", "relative to", "ratio"], _own(rows)),
         "needs": _table(
-            ["peak memory, start-up", "Keel", "Keel, compiled", *PEERS.values()],
-            ([name, *_needs(rows[name])] for name in timed),
+            ["peak memory, start-up", *(names[contender] for contender in needed)],
+            ([name, *_needs(rows[name], needed)] for name in timed),
         ),
         "clients": _table(clients, _counts(rows["clients"])),
         "device": _device(),
@@ -102,8 +108,8 @@ def _processor(name: str, row: Row) -> list[str]:
     return [name, f"{one:.4f} s", f"{other:.4f} s", f"**{one / other:.2f}**"]
 
 
-def _others(row: Row) -> list[str]:
-    return [_seconds(row[name]) if name in row else "" for name in OTHERS]
+def _others(row: Row, names: list[str]) -> list[str]:
+    return [_seconds(row[name]) if name in row else "" for name in names]
 
 
 def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
@@ -118,8 +124,7 @@ def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
         yield ["lenet" if name == "stateful" else name, one, other, _spread(rows[name], *pair)]
 
 
-def _needs(row: Row) -> list[str]:
-    names = ("class", "compiled", *PEERS)
+def _needs(row: Row, names: list[str]) -> list[str]:
     return [f"{row[name]['memory']:,.0f} MB, {row[name]['start']:.1f} s" if name in row else "" for name in names]
 
 

@@ -30,7 +30,7 @@ WORK_LIMIT = 24_000
 """The largest work per operation for which batching pays on a CPU. For perceptrons, convolutional networks and
 transformers of 32 sizes, a client in a group of eight took 0.06 to 0.5 of the processor time of a client alone up to
 10,000, 0.4 to 0.7 up to 24,000, and 0.6 to 1 above it (benchmarks/batching.py)."""
-SMALL_WORK = 2_500
+SMALL_WORK = 4_000
 """Up to this work per operation a group of 32 clients is fastest; above it, smaller groups that share the cores."""
 RTOL = {"float32": 1e-3, "bf16": 0.1}
 """The largest difference that counts as rounding, relative to a gradient's largest element."""
