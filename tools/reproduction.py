@@ -11,9 +11,11 @@ import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from reproduction_claims import best_tau, cheapest, fill, lead, numbers
 
+from keel.config.schema import Spec
 from keel.paper.execution import plan_runs
 from keel.paper.files import svg
 from keel.paper.recipes import Part, Recipe, all_recipes, find_recipe
@@ -55,6 +57,13 @@ def keep(runs: Path, names: list[str]) -> None:
             path.with_suffix(".svg").write_bytes(svg(view.figure))
 
 
+def _default(name: str) -> Any:
+    """Return the default of a field, which results have that were stored before the field existed."""
+    table, _, field = name.partition(".")
+    fields = getattr(Spec.model_fields[table].annotation, "model_fields", {}) if table in Spec.model_fields else {}
+    return fields[field].default if field in fields else None
+
+
 def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
     """Return the new part, with the stored row of each method that had more runs."""
     if stored is None:
@@ -66,7 +75,10 @@ def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
         if old is not None and old["runs"] > row["runs"]:
             expected = {**settings, **old.get("chosen", {})}
             settings = {**stored["spec"], **old["settings"]}
-            if changed := sorted(name for name in expected | settings if expected.get(name) != settings.get(name)):
+            changed = sorted(
+                name for name in expected | settings if expected.get(name) != settings.get(name, _default(name))
+            )
+            if changed:
                 fields = ", ".join(changed)
                 raise SystemExit(f"{new['title']}: the stored result of {row['label']} has a different {fields}")
             row = old

@@ -113,3 +113,13 @@ def test_the_direct_convolution_is_used_otherwise(shape: tuple[int, ...], dtype:
     ours, direct = layer(images), conv2d(images, layer.weight, layer.bias)
     assert ours.shape == direct.shape
     assert device == "meta" or torch.equal(ours, direct)
+
+
+def test_bfloat16_and_replaced_computations_are_left_alone() -> None:
+    torch.manual_seed(0)
+    layer, images = nn.Conv2d(64, 64, 5), torch.randn(16, 64, 14, 14)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(images)
+    assert torch.equal(FlatModel(layer, precision="bf16").outputs(images), expected.float())
+    layer._conv_forward = lambda *_: torch.zeros(16, 64, 10, 10)
+    assert not FlatModel(layer).outputs(images).any()

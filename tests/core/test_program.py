@@ -62,6 +62,19 @@ class InPlace(nn.Module):
         return self.last(hidden.tanh())
 
 
+class ClassToken(nn.Module):
+    """Adds one row to a table of rows: the sum has another shape than the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.table = nn.Linear(6, 4), nn.Parameter(torch.randn(5, 4))
+        self.last = nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = self.token(inputs[:1]) + self.table
+        return self.last(inputs[:, :4] + rows.mean(0))
+
+
 def tied() -> nn.Module:
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, CLASSES))
     module[2].weight = module[0].weight
@@ -84,6 +97,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "tied": (tied, lambda: numbers(6)),
     "convolutional": (Convolutional, lambda: numbers(1, 8, 8)),
     "attention": (Attention, lambda: torch.randint(0, 7, (ROWS, EXAMPLES, 6))),
+    "class token": (ClassToken, lambda: numbers(6)),
     "in place": (InPlace, lambda: numbers(6)),
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import cross_entropy, dropout
 
 from keel.config.defaults import make_spec
 from keel.core.engine import Workload
@@ -58,9 +58,13 @@ def branching(hidden: Tensor) -> Tensor:
     return hidden.tanh() if hidden.sum() > 0 else hidden.relu()
 
 
-def workload(module: nn.Module, loss: Loss | None = None) -> Workload:
+def workload(module: nn.Module, loss: Loss | None = None, precision: str = "float32") -> Workload:
     spec = make_spec(
-        {"data": {"name": "custom"}, "model": {"name": "custom"}, "local": {"batch": 4, "drop_last": True}}
+        {
+            "data": {"name": "custom"},
+            "model": {"name": "custom"},
+            "local": {"batch": 4, "drop_last": True, "precision": precision},
+        }
     )
     task: Task = make_task(spec, module=module, data=uneven_data(), loss=loss)
     return Workload(task, local_training(spec, task))
@@ -79,17 +83,37 @@ def test_a_users_loss_is_batched() -> None:
     assert choose(workload(Network(), margin)).name == "cohort"
 
 
+def balanced(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Examples count less if others of the minibatch have the same label."""
+    same = (targets[:, None] == targets[None]).sum(1)
+    return cross_entropy(outputs, targets, reduction="none") / same
+
+
+class Scheduled:
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, targets, reduction="none")
+
+
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - outputs.mean(0)).square().sum(1)
 
 
 REASONS: dict[str, tuple[Callable[[], Workload], str]] = {
-    "a branch on values": (lambda: workload(Network(branching)), "data-dependent control flow"),
+    "a branch on values": (lambda: workload(Network(branching)), "reads the values"),
     "dropout": (lambda: workload(Network(lambda h: dropout(h, 0.5))), "random"),
     "batch statistics": (
         lambda: workload(Network(nn.BatchNorm1d(4, track_running_stats=False))),
         "interacted",
     ),
+    "a loss by label": (lambda: workload(Network(), balanced), "interacted"),
+    "a loss that counts": (lambda: workload(Network(), Scheduled()), "the loss's attribute calls"),
+    "a loss over the minibatch in bfloat16": (lambda: workload(Network(), contrastive, "bf16"), "interacted"),
     "a loss over the minibatch": (lambda: workload(Network(), contrastive), "interacted"),
     "Python's random numbers": (lambda: workload(Network(lambda h: h * random.random())), "Python or NumPy"),
     "NumPy's random numbers": (

@@ -187,8 +187,8 @@ def train_client(
         statistics.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
-            if not gradient_of.replayed:  # a second gradient of a step has the same dropout as the first
-                seed_torch(local.seed, "local", ctx.round, client, number, device=device)
+            # a second gradient of a step has the same dropout as the first
+            seed_torch(local.seed, "local", ctx.round, client, number, device=device)
             loss, result = gradient_of(point, inputs, targets)
             return statistics(loss, clip_norm_(result, config.clip))
 

@@ -181,6 +181,12 @@ class FederatedData:
         """Gather all examples of a client."""
         return self.train[self.partition[client]]
 
+    def trial_minibatch(self, size: int, offset: int = 0) -> Examples:
+        """Return transformed examples to try a model on: as many as a minibatch has at most, from `offset` on."""
+        rows = np.arange(offset, offset + min(size, int(self.partition.sizes.max())))
+        batch = self.train[self.partition.indices[rows % len(self.partition.indices)]]
+        return Examples(self.transform(batch.inputs), batch.targets)
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of the data set that was partitioned."""
         return self.sha256 or fingerprint(self.train, self.test)

@@ -51,6 +51,10 @@ class FlatModel:
         self._moving = {name: self.module.get_buffer(name).clone() for name in moving}  # their initial values
         self._floats = [name for name, buffer in self._moving.items() if buffer.is_floating_point()]
 
+    def copy(self) -> "FlatModel":
+        """A copy with the same weights, to try something on."""
+        return FlatModel(self.module, tuple(self._moving), self._precision)
+
     def plain_module(self) -> nn.Module:
         """The copy, with PyTorch's own layers."""
         use_direct(self.module)

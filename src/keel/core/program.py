@@ -123,7 +123,7 @@ def simplified(recorded: GraphModule, exactly: bool = False) -> GraphModule:
         _fill(node)
         same = (
             _unchanged(node)
-            or _transposed_product(node)
+            or (None if exactly else _transposed_product(node))
             or first.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         )
         if same is not node:
@@ -156,7 +156,7 @@ def _unchanged(node: Node) -> Node | None:
     if not node.args or not isinstance(source := node.args[0], Node):
         return None
     if node.target is aten.mul.Scalar and node.args[1] == 1:
-        return source
+        return source if node.meta["tensor"] == source.meta.get("tensor") else None
     if node.target is aten.transpose.int:
         again = source.target is aten.transpose.int and source.args[1:] == node.args[1:]
         return source.args[0] if again else None  # type: ignore[return-value]  # transpose's first argument is a node
@@ -199,7 +199,8 @@ def _fuse_bias(node: Node) -> None:
             continue
         if product.target is not aten.bmm.default or len(product.users) > 1:
             continue
-        if product.meta["tensor"].dtype == bias.meta["tensor"].dtype and len(bias.meta["tensor"].shape) == 3:
+        result, added = product.meta["tensor"], bias.meta["tensor"]
+        if node.meta["tensor"].shape == result.shape and result.dtype == added.dtype and len(added.shape) == 3:
             node.target, node.args = aten.baddbmm.default, (bias, *product.args)
             return
 

@@ -16,6 +16,7 @@ from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -61,7 +62,7 @@ def record_gradients(losses: Losses, example: list[Tensor]) -> GraphModule:
     fallback = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)  # it would loop over the rows
     try:
-        with _Recorder(example) as recorder, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        with _NoReading(), _Recorder(example) as recorder, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             leaf = weights.detach().requires_grad_()
             values = vmap(losses)(leaf, inputs, targets)
             # torch.autograd.grad(values, leaf, shares), which also imports sympy
@@ -85,7 +86,7 @@ def record_gradient(losses: Losses, example: list[Tensor]) -> GraphModule:
         RuntimeError: An operation depends on the values of tensors or on random numbers.
     """
     weights, inputs, targets = example
-    with _Recorder(example) as recorder, torch.enable_grad():
+    with _NoReading(), _Recorder(example) as recorder, torch.enable_grad():
         leaf = weights.detach().requires_grad_()
         loss = losses(leaf, inputs, targets).mean()
         (gradient,) = torch.autograd.grad(loss, leaf)
@@ -118,6 +119,27 @@ class WorkCounter(_Mode):  # type: ignore[no-untyped-call]
         return result
 
 
+_DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_READS_VALUES = {"tolist", "numpy", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
+"""Methods of a tensor that return its values to Python."""
+
+
+def _indexed_by_integers(func: Any, args: Any) -> bool:
+    """Whether an operation indexes a tensor with integers, so that the result's shape does not depend on values."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
+
+
+class _NoReading(TorchFunctionMode):
+    """Refuses to return the values of tensors to Python, where a recorded graph could not follow them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS_VALUES:
+            raise RuntimeError(f"{func.__name__} reads the values of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
 class _Recorder(_Mode):  # type: ignore[no-untyped-call]
     """Records the operations on tensors as a graph."""
 
@@ -130,8 +152,8 @@ class _Recorder(_Mode):  # type: ignore[no-untyped-call]
             self._add(tensor, self.graph.placeholder(f"input_{number}"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("the computation depends on the value of a tensor")
+        if _DEPENDS_ON_VALUES & set(func.tags) and not _indexed_by_integers(func, args):
+            raise RuntimeError(f"{func} depends on the values of a tensor")
         may_draw = torch.Tag.nondeterministic_seeded in func.tags  # attention only with dropout
         before = torch.default_generator.get_state() if may_draw else None
         result = func(*args, **(kwargs or {}))

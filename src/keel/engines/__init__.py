@@ -120,7 +120,10 @@ def _make_ray(name: str, workload: Workload, workers: int, cluster: Cluster) -> 
     if name not in ENGINES:
         raise KeelError(f"engine.address requires engine.name = 'ray', 'cohort' or 'auto' (got {name!r})")
     driver = replace(workload, device=CPU)  # the driver may lack the device that its actors have
-    return Ray(Cohort(driver) if name == Cohort.name else Serial(driver), workload, workers, cluster)
+    engine = Cohort(driver) if name == Cohort.name else Serial(driver)
+    if workload.device != CPU:
+        engine.group = type(engine).group  # smaller groups are for the cores of a CPU
+    return Ray(engine, workload, workers, cluster)
 
 
 def choose(workload: Workload) -> Choice:

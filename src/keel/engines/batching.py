@@ -3,9 +3,10 @@
 Both questions are answered before the first round, by counting and comparing, never by a clock, so that equal specs
 choose equally on every machine.
 
-Can it: the program of two clients with different weights and minibatches is recorded on some values and compared, on
-other values, with each client alone. One minibatch is padded, so that a model or a loss that mixes the examples of a
-minibatch is recognised too. Python's own state is watched, because a recorded program does not run Python.
+Can it: the program of four clients with different weights and minibatches is recorded on some values and compared, on
+other values, with each client alone. Minibatches are padded as in training, so that a model or a loss that mixes the
+examples of a minibatch is recognised too. The state of the model and the loss in Python is watched, because a recorded
+program does not run Python; state in globals, or a clock, is not seen.
 
 Is it faster: batching saves the overhead of single operations, so it pays where an operation does little.
 """
@@ -32,8 +33,10 @@ transformers of 32 sizes, a client in a group of eight took 0.06 to 0.5 of the p
 10,000, 0.4 to 0.7 up to 24,000, and 0.6 to 1 above it (benchmarks/batching.py)."""
 SMALL_WORK = 4_000
 """Up to this work per operation a group of 32 clients is fastest; above it, smaller groups that share the cores."""
-RTOL = {"float32": 1e-3, "bf16": 0.1}
+RTOL = 1e-3
 """The largest difference that counts as rounding, relative to a gradient's largest element."""
+COUNTS = (8, 2, 3, 5)
+"""The examples of the clients that are compared, in minibatches that are padded to the largest."""
 
 
 def model_error(task: Task, local: LocalTraining) -> str | None:
@@ -52,37 +55,49 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
 
 def work_per_step_operation(task: Task, local: LocalTraining) -> float:
     """Return the work of an average operation in a full local step, in elements written."""
-    indices = task.data.partition[int(np.argmax(task.data.partition.sizes))][: local.config.batch]
-    batch = task.data.train[indices]
-    minibatch = Examples(task.data.transform(batch.inputs), batch.targets)
     model = FlatModel(task.module, task.moving, local.config.precision)
-    return work_per_operation(model, local.loss, minibatch)
+    return work_per_operation(model, local.loss, task.data.trial_minibatch(local.config.batch))
 
 
 def _compare(task: Task, local: LocalTraining) -> str | None:
-    precision = local.config.precision
-    model, loss, rtol = FlatModel(task.module, precision=precision), batched_loss(local.loss), RTOL[precision]
-    with python_state(model.module) as changed:
-        program = Program(lambda w, x, y: loss(model.at(w, x), y), [*_clients(task, model, first=0)])
-        weights, inputs, targets, shares = _clients(task, model, first=3)
+    """Return how stacked clients differ from each alone, in float32; None if they do not."""
+    model, loss = FlatModel(task.module), batched_loss(local.loss)
+
+    def losses_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(model.at(weights, inputs), targets)
+
+    with python_state(model.module, local.loss) as changed:
+        program = Program(losses_of, [*_clients(task, model, first=0)])
+        weights, inputs, targets, shares = _clients(task, model, first=sum(COUNTS))
+        again = Program(losses_of, [weights, inputs, targets, shares])
         losses, gradients = program.bind(weights)(inputs, targets, shares)
         alone, same = LocalGradient(model, local.loss), True
-        for row, count in enumerate((3, 2)):
+        for row, count in enumerate(COUNTS):
             model.weights.copy_(weights[row])
             expected_loss, expected = alone(model.weights, inputs[row, :count], targets[row, :count])
-            same &= torch.allclose(gradients[row], expected, rtol=0, atol=rtol * float(expected.abs().max()) + 1e-7)
-            same &= torch.allclose(losses[row], expected_loss, rtol=rtol, atol=1e-6)
+            same &= torch.allclose(gradients[row], expected, rtol=0, atol=RTOL * float(expected.abs().max()) + 1e-7)
+            same &= torch.allclose(losses[row], expected_loss, rtol=RTOL, atol=1e-6)
+        if local.config.precision != "float32":
+            half = FlatModel(task.module, precision=local.config.precision)
+            Program(lambda w, x, y: loss(half.at(w, x), y), [weights, inputs, targets, shares])
         if (reason := changed()) is not None:
             return reason
+    if program.step_code != again.step_code:
+        return "the operations of the forward pass change from call to call"
     return None if same else "stacked clients get other gradients than each alone, as if their examples interacted"
 
 
 def _clients(task: Task, model: FlatModel, first: int) -> Iterator[Tensor]:
-    """Yield weights, inputs, targets and shares of two clients with three and two examples."""
-    rows = np.resize(task.data.partition.indices[first : first + 5], 6)
-    examples: Examples = task.data.train[np.array(rows)]
+    """Yield weights, inputs, targets and shares of clients, whose minibatches are padded as `cohort` pads them."""
+    indices = task.data.partition.indices
+    rows = indices[np.arange(first, first + sum(COUNTS)) % len(indices)]
+    starts = np.cumsum([0, *COUNTS[:-1]])[:, None]
+    columns, counts = np.arange(max(COUNTS)), np.array(COUNTS)[:, None]
+    real = columns < counts
+    entries = starts + np.where(real, columns, 0)
+    examples: Examples = task.data.train[rows[entries.reshape(-1)]]
     inputs = task.data.transform(examples.inputs).contiguous()
-    yield model.weights + 0.05 * torch.randn(2, model.size)
-    yield inputs.view(2, 3, *inputs.shape[1:])
-    yield examples.targets.view(2, 3, *examples.targets.shape[1:])
-    yield torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
+    yield model.weights + 0.05 * torch.randn(len(COUNTS), model.size)
+    yield inputs.view(*entries.shape, *inputs.shape[1:])
+    yield examples.targets.view(*entries.shape, *examples.targets.shape[1:])
+    yield torch.from_numpy((real / counts).astype(np.float32))

@@ -20,9 +20,9 @@ class Serial(InProcess):
     @cached_property
     def gradient_of(self) -> LocalGradient:
         """The gradient of local training: replayed, if the model allows it."""
-        batch = self.data.train[self.data.partition.indices[: self.local.config.batch]]
-        inputs = self.data.transform(batch.inputs).to(self.device)
-        return local_gradient(self.model, self.local.loss, inputs, batch.targets.to(self.device), self.moving)
+        batch = self.local.config.batch
+        trials = [self.data.trial_minibatch(batch, offset) for offset in (0, batch, 2 * batch)]
+        return local_gradient(self.model, self.local.loss, trials, self.moving)
 
     def probe(self, work: RoundWork) -> Iterator[Message]:
         received = to_device(work.received, self.device)

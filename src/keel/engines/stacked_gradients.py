@@ -18,8 +18,10 @@ class Gradients(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-Layout = tuple[tuple[torch.Size, tuple[int, ...]], ...]
-"""The shapes and strides of a program's inputs."""
+Layout = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
+"""The shapes, strides and dtypes of a program's inputs."""
+MAX_PROGRAMS = 256
+"""How many layouts have a program; when there are more, all are recorded again."""
 
 
 class RecordedGradients:
@@ -38,6 +40,8 @@ class RecordedGradients:
 
     def program(self, layout: Layout, example: list[Tensor]) -> Program:
         if layout not in self.programs:
+            if len(self.programs) >= MAX_PROGRAMS:
+                self.programs.clear()
             self.programs[layout] = Program(self.losses, example)
         return self.programs[layout]
 
@@ -52,7 +56,7 @@ class _Bound:
 
     def __call__(self, weights: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         parts = [weights, inputs, targets, shares]
-        layout = tuple((part.shape, part.stride()) for part in parts)
+        layout = tuple((part.shape, part.stride(), part.dtype) for part in parts)
         if weights is not self.weights or layout != self.layout:
             self.weights, self.layout = weights, layout
             self.run = self.recorded.program(layout, parts).bind(weights)
