@@ -117,7 +117,7 @@ def _own(rows: dict[str, Row]) -> Iterable[list[str]]:
         ("stateful", "FedHBM", "FedAvg", "fedhbm", "keel"),
         ("stateful", "SCAFFOLD", "FedAvg", "scaffold", "keel"),
         *((name, "Keel, compiled", "Keel", "compiled", "class") for name in ("digits", "many", "layernorm", "cnn")),
-        *((name, "Keel's own model", "the user's class", "keel", "class") for name in WORKLOADS),
+        *((name, "the built-in model", "the user's class", "keel", "class") for name in WORKLOADS),
     ]
     pairs = [pair for pair in pairs if pair[0] in rows and {pair[3], pair[4]} <= rows[pair[0]].keys()]
     for name, one, other, *pair in pairs:
