@@ -54,19 +54,23 @@ def hooked() -> nn.Module:
     return module
 
 
+def by_size(hidden: Tensor) -> Tensor:
+    return hidden.relu() if len(hidden) > 16 else hidden.tanh()
+
+
 def branching(hidden: Tensor) -> Tensor:
     return hidden.tanh() if hidden.sum() > 0 else hidden.relu()
 
 
-def workload(module: nn.Module, loss: Loss | None = None, precision: str = "float32") -> Workload:
+def workload(module: nn.Module, loss: Loss | None = None, precision: str = "float32", batch: int = 4) -> Workload:
     spec = make_spec(
         {
             "data": {"name": "custom"},
             "model": {"name": "custom"},
-            "local": {"batch": 4, "drop_last": True, "precision": precision},
+            "local": {"batch": batch, "drop_last": True, "precision": precision},
         }
     )
-    task: Task = make_task(spec, module=module, data=uneven_data(), loss=loss)
+    task: Task = make_task(spec, module=module, data=uneven_data(sizes=(40, 9, 4, 14)), loss=loss)
     return Workload(task, local_training(spec, task))
 
 
@@ -111,6 +115,7 @@ REASONS: dict[str, tuple[Callable[[], Workload], str]] = {
         lambda: workload(Network(nn.BatchNorm1d(4, track_running_stats=False))),
         "interacted",
     ),
+    "a branch on the batch size": (lambda: workload(Network(by_size), batch=32), "their number mattered"),
     "a loss by label": (lambda: workload(Network(), balanced), "interacted"),
     "a loss that counts": (lambda: workload(Network(), Scheduled()), "the loss's attribute calls"),
     "a loss over the minibatch in bfloat16": (lambda: workload(Network(), contrastive, "bf16"), "interacted"),

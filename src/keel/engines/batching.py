@@ -35,8 +35,6 @@ SMALL_WORK = 4_000
 """Up to this work per operation a group of 32 clients is fastest; above it, smaller groups that share the cores."""
 RTOL = 1e-3
 """The largest difference that counts as rounding, relative to a gradient's largest element."""
-COUNTS = (8, 2, 3, 5)
-"""The examples of the clients that are compared, in minibatches that are padded to the largest."""
 
 
 def model_error(task: Task, local: LocalTraining) -> str | None:
@@ -50,6 +48,8 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
             return _compare(task, local)
     except Exception as error:  # the user's functions may raise anything
         lines = str(error).strip().splitlines()
+        if "random" in str(error):
+            return "the model or its loss draws random numbers, as dropout does"
         return f"the model or its loss fails on stacked clients ({lines[0] if lines else type(error).__name__})"
 
 
@@ -67,12 +67,13 @@ def _compare(task: Task, local: LocalTraining) -> str | None:
         return loss(model.at(weights, inputs), targets)
 
     with python_state(model.module, local.loss) as changed:
-        program = Program(losses_of, [*_clients(task, model, first=0)])
-        weights, inputs, targets, shares = _clients(task, model, first=sum(COUNTS))
+        counts = _counts(task, local)
+        program = Program(losses_of, [*_clients(task, model, counts, first=0)])
+        weights, inputs, targets, shares = _clients(task, model, counts, first=sum(counts))
         again = Program(losses_of, [weights, inputs, targets, shares])
         losses, gradients = program.bind(weights)(inputs, targets, shares)
         alone, same = LocalGradient(model, local.loss), True
-        for row, count in enumerate(COUNTS):
+        for row, count in enumerate(counts):
             model.weights.copy_(weights[row])
             expected_loss, expected = alone(model.weights, inputs[row, :count], targets[row, :count])
             same &= torch.allclose(gradients[row], expected, rtol=0, atol=RTOL * float(expected.abs().max()) + 1e-7)
@@ -84,20 +85,28 @@ def _compare(task: Task, local: LocalTraining) -> str | None:
             return reason
     if program.step_code != again.step_code:
         return "the operations of the forward pass change from call to call"
-    return None if same else "stacked clients get other gradients than each alone, as if their examples interacted"
+    if not same:
+        return "stacked clients get other gradients than each alone, as if examples interacted or their number mattered"
+    return None
 
 
-def _clients(task: Task, model: FlatModel, first: int) -> Iterator[Tensor]:
+def _counts(task: Task, local: LocalTraining) -> list[int]:
+    """Return how many examples the compared clients have: a full minibatch, and fewer, which are padded to it."""
+    full = max(8, min(local.config.batch, int(task.data.partition.sizes.max())))
+    return [full, 2, 3, full // 2]
+
+
+def _clients(task: Task, model: FlatModel, sizes: list[int], first: int) -> Iterator[Tensor]:
     """Yield weights, inputs, targets and shares of clients, whose minibatches are padded as `cohort` pads them."""
     indices = task.data.partition.indices
-    rows = indices[np.arange(first, first + sum(COUNTS)) % len(indices)]
-    starts = np.cumsum([0, *COUNTS[:-1]])[:, None]
-    columns, counts = np.arange(max(COUNTS)), np.array(COUNTS)[:, None]
+    rows = indices[np.arange(first, first + sum(sizes)) % len(indices)]
+    starts = np.cumsum([0, *sizes[:-1]])[:, None]
+    columns, counts = np.arange(max(sizes)), np.array(sizes)[:, None]
     real = columns < counts
     entries = starts + np.where(real, columns, 0)
     examples: Examples = task.data.train[rows[entries.reshape(-1)]]
     inputs = task.data.transform(examples.inputs).contiguous()
-    yield model.weights + 0.05 * torch.randn(len(COUNTS), model.size)
+    yield model.weights + 0.05 * torch.randn(len(sizes), model.size)
     yield inputs.view(*entries.shape, *inputs.shape[1:])
     yield examples.targets.view(*entries.shape, *examples.targets.shape[1:])
     yield torch.from_numpy((real / counts).astype(np.float32))
