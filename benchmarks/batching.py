@@ -71,7 +71,7 @@ def measure(module: nn.Module, inputs: Tensor) -> tuple[float, float, list[float
         stacked = [
             torch.stack([part] * rows) for part in (inputs, targets, torch.full((len(inputs),), 1 / len(inputs)))
         ]
-        bound = Program(lambda w, x, y: loss(model.at(w, x), y), [weights, *stacked]).bind(weights)
+        bound = Program.of_clients(lambda w, x, y: loss(model.at(w, x), y), [weights, *stacked]).bind(weights)
 
         def step(weights: Tensor = weights, stacked: list[Tensor] = stacked, bound: Callable = bound) -> None:
             with torch.no_grad():

@@ -136,7 +136,7 @@ def test_each_row_has_the_loss_and_gradient_of_its_client(name: str, loss_name: 
 
     weights = model.weights + 0.3 * torch.randn(ROWS, model.size)
     batched = batched_loss(loss)
-    program = Program(lambda w, x, y: batched(model.at(w, x), y), [weights, *minibatch()])
+    program = Program.of_clients(lambda w, x, y: batched(model.at(w, x), y), [weights, *minibatch()])
     bound = program.bind(weights)
     for _ in range(2):  # other values than those that were recorded, and weights that change in place
         weights.add_(torch.randn_like(weights), alpha=0.1)
@@ -149,7 +149,9 @@ def test_what_a_program_was_given_is_not_changed() -> None:
     model = FlatModel(module)
     rows = [model.weights.expand(ROWS, -1).clone(), numbers(6), torch.zeros(ROWS, EXAMPLES).long(), torch.rand(ROWS, 5)]
     before = deepcopy(rows)
-    Program(lambda w, x, y: cross_entropy(model.at(w, x), y, reduction="none"), rows).bind(rows[0])(*rows[1:])
+    Program.of_clients(lambda w, x, y: cross_entropy(model.at(w, x), y, reduction="none"), rows).bind(rows[0])(
+        *rows[1:]
+    )
     torch.testing.assert_close(rows, before, rtol=0, atol=0)
 
 
@@ -158,7 +160,7 @@ def test_a_program_has_few_operations_in_a_step() -> None:
     model = FlatModel(MODULES["perceptron"][0]())
     rows = [model.weights.expand(ROWS, -1).clone(), numbers(6), torch.zeros(ROWS, EXAMPLES).long(), torch.rand(ROWS, 5)]
     loss = batched_loss(per_example_cross_entropy)
-    code = Program(lambda w, x, y: loss(model.at(w, x), y), rows).step_code
+    code = Program.of_clients(lambda w, x, y: loss(model.at(w, x), y), rows).step_code
     assert code.count("baddbmm") == 2
     assert code.count("torch.bmm") == 3
     assert not [name for name in ("split", "clone", "expand", "zeros", "full", "detach") if f".{name}" in code]

@@ -116,9 +116,9 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """The result of a client's round: its message, its new state, and its mean training loss, which is not sent.
+    """The result of a client's round: its message, its new state, and its mean training loss.
 
-    The loop decides whether the model's `buffers` are sent or kept.
+    The loss is not counted in the bytes of the round. The loop decides whether the model's `buffers` are sent or kept.
     """
 
     message: Message

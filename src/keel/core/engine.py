@@ -1,4 +1,4 @@
-"""The engine protocol: an engine trains the clients of a round. It does not know which algorithm runs.
+"""The engine protocol: an engine trains the clients of a round. It never asks which algorithm it runs.
 
 An engine is built once per run from a `Workload` and a number of workers. In every round the loop calls `probe` (only
 for algorithms with a first phase) and `train` with a `RoundWork`, and `measure` where the model is evaluated. Results

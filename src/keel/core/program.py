@@ -74,19 +74,27 @@ FASTER = {
 
 
 class Program:
-    """Mean losses and gradients of stacked clients, for tensors of the shapes and strides of an example.
+    """Losses and gradients of one client or of stacked clients, for tensors of the shapes and strides of an example.
 
     Args:
-        losses: (weights, inputs, targets) of one client -> one loss per example.
-        example: Weights, inputs, targets and each example's share in its client's mean, one row per client.
-
-    Raises:
-        RuntimeError: The computation cannot be recorded.
+        recorded: A graph of (weights, inputs, targets, ...) that returns losses and gradients.
     """
 
-    def __init__(self, losses: Losses, example: list[Tensor]):
-        recorded = simplified(record_gradients(losses, example))
+    def __init__(self, recorded: GraphModule):
         self._prepare, self._run = _split(recorded)
+
+    @classmethod
+    def of_clients(cls, losses: Losses, example: list[Tensor]) -> "Program":
+        """Record the mean losses and gradients of stacked clients.
+
+        Args:
+            losses: (weights, inputs, targets) of one client -> one loss per example.
+            example: Weights, inputs, targets and each example's share in its client's mean, one row per client.
+
+        Raises:
+            RuntimeError: The computation cannot be recorded.
+        """
+        return cls(simplified(record_gradients(losses, example)))
 
     @classmethod
     def of_one_client(cls, losses: Losses, example: list[Tensor]) -> "Program":
@@ -96,9 +104,7 @@ class Program:
             losses: (weights, inputs, targets) -> one loss per example.
             example: Weights, inputs and targets.
         """
-        program = cls.__new__(cls)
-        program._prepare, program._run = _split(simplified(record_gradient(losses, example), exactly=True))
-        return program
+        return cls(simplified(record_gradient(losses, example), exactly=True))
 
     @property
     def step_code(self) -> str:

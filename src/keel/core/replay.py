@@ -11,6 +11,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class LocalGradient:
             program = Program.of_one_client(self._losses, [point, inputs, targets])
             with torch.no_grad():
                 replayed = program.bind(point)(inputs, targets)
-        except Exception as error:
+        except Exception as error:  # whatever the user's model raises here, autograd decides whether it is an error
             log.debug("a minibatch of shape %s is not replayed: %s", tuple(inputs.shape), error)
             return None
         expected = self._by_autograd(point, inputs, targets)
@@ -118,7 +119,7 @@ def _replays(model: FlatModel, loss: Loss, minibatches: Sequence[Examples]) -> b
                     return False
                 codes.add(Program.of_one_client(replayed._losses, [model.weights, inputs, targets]).step_code)
             return len(codes) == 1 and changed() is None
-    except Exception as error:
+    except Exception as error:  # as above
         log.debug("the model is not replayed: %s", error)
         return False
 
@@ -166,12 +167,12 @@ def _attributes(module: nn.Module, loss: Loss) -> dict[str, Any]:
     }
     found |= {f"the loss's attribute {name}": _content(value) for name, value in getattr(loss, "__dict__", {}).items()}
     cells = getattr(loss, "__closure__", None) or ()
-    return found | {f"the loss's variable {number}": _content(cell.cell_contents) for number, cell in enumerate(cells)}
+    return found | {f"the loss's variable {number}": _content(cell) for number, cell in enumerate(cells)}
 
 
 def _content(value: Any) -> Any:
-    """Return something that is equal as long as a value does not change, as far as it can be told."""
+    """Return the pickled value, by which a change is recognised; the identity of what cannot be pickled."""
     try:
-        return pickle.dumps(value)
-    except Exception:
+        return pickle.dumps(value.cell_contents if isinstance(value, CellType) else value)
+    except Exception:  # pickle raises exceptions of many classes, and an empty cell has no contents
         return id(value)

@@ -68,9 +68,9 @@ def _compare(task: Task, local: LocalTraining) -> str | None:
 
     with python_state(model.module, local.loss) as changed:
         counts = _counts(task, local)
-        program = Program(losses_of, [*_clients(task, model, counts, first=0)])
+        program = Program.of_clients(losses_of, [*_clients(task, model, counts, first=0)])
         weights, inputs, targets, shares = _clients(task, model, counts, first=sum(counts))
-        again = Program(losses_of, [weights, inputs, targets, shares])
+        again = Program.of_clients(losses_of, [weights, inputs, targets, shares])
         losses, gradients = program.bind(weights)(inputs, targets, shares)
         alone, same = LocalGradient(model, local.loss), True
         for row, count in enumerate(counts):
@@ -80,7 +80,7 @@ def _compare(task: Task, local: LocalTraining) -> str | None:
             same &= torch.allclose(losses[row], expected_loss, rtol=RTOL, atol=1e-6)
         if local.config.precision != "float32":
             half = FlatModel(task.module, precision=local.config.precision)
-            Program(lambda w, x, y: loss(half.at(w, x), y), [weights, inputs, targets, shares])
+            Program.of_clients(lambda w, x, y: loss(half.at(w, x), y), [weights, inputs, targets, shares])
         if (reason := changed()) is not None:
             return reason
     if program.step_code != again.step_code:

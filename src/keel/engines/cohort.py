@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import ClientState, Context, Message, Path
-from keel.core.client import ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
+from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
 from keel.core.task import batched_loss
 from keel.engines.batching import SMALL_WORK, work_per_step_operation
@@ -27,8 +27,6 @@ GROUP = 32
 """The largest number of clients in one program, whatever the number of workers."""
 SMALL_GROUP = 8
 """The same for models whose operations do more work, so that more cores share a cohort."""
-GATHERED = 1 << 22
-"""How many input elements are gathered at a time."""
 NARROW = 32
 """Minibatches of up to this many examples are padded to one width: a second program would cost more."""
 

@@ -42,7 +42,7 @@ class RecordedGradients:
         if layout not in self.programs:
             if len(self.programs) >= MAX_PROGRAMS:
                 self.programs.clear()
-            self.programs[layout] = Program(self.losses, example)
+            self.programs[layout] = Program.of_clients(self.losses, example)
         return self.programs[layout]
 
 
