@@ -164,7 +164,9 @@ def plot(rows: dict[str, Row]) -> None:
         for contender in row
         if "limit" in row and contender in names
     ]
-    domain, legend = list(names.values()), altair.Legend(title=None, labelLimit=240)
+    measured = {point["contender"] for point in points}
+    domain = [name for name in names.values() if name in measured]
+    legend = altair.Legend(title=None, labelLimit=240)
     base = altair.Chart(altair.Data(values=points)).encode(
         x=altair.X("relative:Q", scale=altair.Scale(type="log"), title="time per round relative to the limit"),
         y=altair.Y("workload:N", sort=list(WORKLOADS), title=None),
