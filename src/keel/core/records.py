@@ -1,6 +1,38 @@
 """The records of a run: a line of metrics.jsonl, summary.json and environment.json."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypedDict
+
+FRACTIONS = frozenset({"accuracy"})
+"""Metrics between 0 and 1 that are shown in percent."""
+
+
+@dataclass(frozen=True)
+class PrimaryMetric:
+    """The metric by which runs are compared: its key in a record, and which direction is better."""
+
+    name: str = "accuracy"
+    maximize: bool = True
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is shown in percent."""
+        return self.name in FRACTIONS
+
+    def is_better(self, value: float, than: float) -> bool:
+        return value > than if self.maximize else value < than
+
+    def reached(self, value: float, target: float) -> bool:
+        """Return whether `value` is at least as good as the target."""
+        return value == target or self.is_better(value, target)
+
+
+def primary_metric(recorded: Mapping[str, Any]) -> PrimaryMetric:
+    """The primary metric that an environment or a summary records; accuracy for runs that record none."""
+    if "metric" not in recorded:
+        return PrimaryMetric()
+    return PrimaryMetric(recorded["metric"], recorded["maximize"])
 
 
 class Record(TypedDict, total=False):
@@ -35,8 +67,16 @@ class Summary(TypedDict):
     status: str
     """finished, diverged or interrupted."""
     rounds: int
+    metric: str
+    """The key of the primary metric in the records."""
+    maximize: bool
+    """Whether larger values of the primary metric are better."""
+    value: float | None
+    """The primary metric's mean over the last `evaluation.last` rounds; None unless the run finished."""
+    last_value: float | None
+    """The primary metric after the last round that was evaluated."""
     accuracy: float | None
-    """The mean over the last `evaluation.last` rounds; None unless the run finished."""
+    """Accuracy's mean over the last `evaluation.last` rounds; None unless the run finished."""
     last_accuracy: float | None
     test_loss: float | None
     class_accuracy: list[float | None] | None
@@ -82,6 +122,9 @@ class Environment(Versions, total=False):
     title: str
     """The algorithm's name as people write it."""
     loss: str
+    metric: str
+    """The key of the primary metric in the records."""
+    maximize: bool
     parameters: int
     initial_sha256: str
     examples_sha256: str

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
+from keel.core.records import PrimaryMetric
 from keel.core.transforms import Layout
 
 
@@ -22,6 +23,11 @@ class Task:
     """The names of the model's buffers that training changes."""
     layout: Layout = "contiguous"
     """The memory layout of the transformed images."""
+
+    @property
+    def primary(self) -> PrimaryMetric:
+        """The metric by which runs are compared."""
+        return PrimaryMetric() if self.data.classes else PrimaryMetric("test_loss", maximize=False)
 
 
 def default_loss(data: FederatedData) -> Loss:

@@ -50,6 +50,8 @@ def environment_of(training: Training) -> Environment:
         "bit_identical": loop.engine.bit_identical,
         "title": training.spec.algorithm.title,
         "algorithm_class": f"{type(loop.algorithm).__module__}:{type(loop.algorithm).__qualname__}",
+        "metric": loop.task.primary.name,
+        "maximize": loop.task.primary.maximize,
         **_sampler_text(training),
         **fingerprints(loop),
     }

@@ -8,6 +8,7 @@ from math import isfinite
 from shlex import quote
 from statistics import fmean
 from time import monotonic
+from typing import cast
 
 import torch
 
@@ -84,13 +85,17 @@ def execute(
 
 
 def summarize(folder: RunFolder, training: Training, state: TrainingState, status: str) -> Summary:
-    records, spec = folder.records(), training.spec
-    last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last and "accuracy" in r]
+    records, spec, primary = folder.records(), training.spec, training.loop.task.primary
+    last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last] if status == "finished" else []
     evaluated = next((r for r in reversed(records) if "test_loss" in r), Record())
     return {
         "status": status,
         "rounds": state.round,
-        "accuracy": fmean(r["accuracy"] for r in last) if status == "finished" and last else None,
+        "metric": primary.name,
+        "maximize": primary.maximize,
+        "value": _mean(last, primary.name),
+        "last_value": _mean([evaluated], primary.name),
+        "accuracy": _mean(last, "accuracy"),
         "last_accuracy": evaluated.get("accuracy"),
         "test_loss": evaluated.get("test_loss"),
         "class_accuracy": evaluated.get("class_accuracy"),
@@ -102,6 +107,12 @@ def summarize(folder: RunFolder, training: Training, state: TrainingState, statu
         "parameters": training.loop.parameters,
         "model_sha256": fingerprint(state.server["theta"], state.buffers),
     }
+
+
+def _mean(records: list[Record], metric: str) -> float | None:
+    """The mean of a metric over the records that have it; None if none has."""
+    values = [r[metric] for r in cast(list[dict[str, float]], records) if r.get(metric) is not None]
+    return fmean(values) if values else None
 
 
 def _finite(state: TrainingState) -> bool:
