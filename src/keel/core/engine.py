@@ -103,6 +103,12 @@ class Workload:
     compile: bool = False
     device: torch.device = CPU
     """The device of training and evaluation. Server state and client states stay in host memory."""
+    devices: tuple[torch.device, ...] = ()
+    """The accelerators that share the clients of a round, one worker process each; empty if there is only one."""
+
+    def on(self, device: torch.device) -> "Workload":
+        """Return the same workload for a single device."""
+        return replace(self, device=device, devices=())
 
 
 @dataclass(frozen=True)

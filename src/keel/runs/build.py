@@ -12,7 +12,7 @@ from torch import nn
 from keel import engines, models, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
 from keel.core.client import LocalConfig, LocalTraining
-from keel.core.devices import cores, find_device
+from keel.core.devices import cores, find_device, same_kind
 from keel.core.diagnostics import Deviation, Drift
 from keel.core.engine import Engine, Workload
 from keel.core.examples import FederatedData, Partition
@@ -69,8 +69,14 @@ def build(
         cluster = Cluster(spec.engine.address, spec.engine.gpus, requested or cores())
     try:
         device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
+        devices = same_kind(device) if cluster is None and not in_ray_worker() else (device,)
         workload = Workload(
-            task, local_training(spec, task), spec.model.buffers == "local", spec.engine.compile, device
+            task,
+            local_training(spec, task),
+            spec.model.buffers == "local",
+            spec.engine.compile,
+            device,
+            devices if len(devices) > 1 else (),
         )
         count = requested or (cores() if cluster is None else cluster.slots())
         sampler = sampler or make_sampler(spec, task.data.partition)
