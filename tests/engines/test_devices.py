@@ -15,7 +15,8 @@ from keel.config.defaults import make_spec
 from keel.core.devices import find_device
 from keel.core.engine import RoundWork
 from keel.core.examples import Examples, FederatedData, Partition
-from keel.core.task import Task, per_example_cross_entropy
+from keel.core.losses import per_example_cross_entropy
+from keel.core.task import Task
 from keel.engines import FORKS, Workload, choose, cohort, make_engine, serial
 from keel.engines.pool import Pool, on_devices
 from keel.models import build

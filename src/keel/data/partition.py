@@ -68,7 +68,7 @@ def partition_dataset(
     if dataset.rows is not None:
         partition = Partition(dataset.rows[partition.indices], partition.offsets)
     if test_examples is not None and test_examples < len(test):
-        test = test[np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples])]
+        test = test.subset(np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples]))
     return FederatedData(
         name,
         dataset.train,
@@ -78,6 +78,7 @@ def partition_dataset(
         dataset.transform,
         dataset.specials,
         dataset.sha256 or fingerprint(dataset.train, dataset.test),
+        dataset.task,
     )
 
 
@@ -246,7 +247,7 @@ def _test_examples_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Ex
     rows = np.flatnonzero(np.isin(keys, names))
     if len(rows) == 0:
         raise KeelError("data.clients: none of the drawn clients has test examples; use more clients")
-    return test if len(rows) == len(test) else test[rows]
+    return test if len(rows) == len(test) else test.subset(rows)
 
 
 def _equal_size(examples: int, clients: int) -> int:

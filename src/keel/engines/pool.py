@@ -119,11 +119,11 @@ class Pool(EngineDefaults):
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         shared = self.shared
-        if shared is None:
+        if shared is None or self.evaluator.task.data.test.variable:  # the size of a chunk's result is not known
             yield from self.engine.measure(theta, buffers)
             return
         shared.set_model(theta, buffers)
-        parts = range(len(self.evaluator.parts))
+        parts = range(self.evaluator.parts)
         for part, _ in zip(parts, self._run(shared, MEASURE, parts), strict=True):
             yield shared.measured[part]
 
@@ -161,7 +161,7 @@ class Pool(EngineDefaults):
             gradient=self.weights if self.engine.local.algorithm.probes else empty,
             weights=self.weights,
             buffers=empty if self.buffers is None else self.buffers,
-            measured=(len(self.evaluator.parts), self.evaluator.width),
+            measured=(self.evaluator.parts, self.evaluator.width),
         )
         fork = multiprocessing.get_context("fork")
         pipes = [fork.Pipe() for _ in range(count)]
