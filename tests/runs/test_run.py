@@ -326,7 +326,7 @@ def test_a_run_restarts_from_round_1_without_its_damaged_checkpoint(copied: Path
         ({"model": torch.nn.Linear}, r"model must be an instance of Module \(got type\)"),
         ({"data": (1, 2)}, r"data must be an instance of FederatedData \(got tuple\)"),
         ({"algorithm": "fedavg"}, r"algorithm must be an instance of Algorithm \(got str\)"),
-        ({"loss": "mse"}, r"loss must be a function .*got 'mse'"),
+        ({"loss": 3}, r"loss must be a name or a function .*got 3"),
         ({"loss": lambda outputs, targets: 3}, r"loss must return one loss per example.*got 3 for 2 examples"),
     ],
     ids=["model", "data", "algorithm", "loss", "number"],
