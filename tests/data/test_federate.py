@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import keel
-from keel import FederatedData, KeelError
+from keel import Dataset, FederatedData, KeelError
+from keel.core.examples import Examples
 from keel.core.transforms import Identity
 from keel.data.federate import federate, from_dataset, from_partitioner
+from keel.data.partition import partition_dataset
 from keel.data.transforms import Pixels
 
 LABELS = [0, 1, 2] * 8
@@ -85,6 +87,45 @@ def test_columns_of_numbers_become_floats() -> None:
     assert data.transform == Identity()
     assert data.train.inputs[1].tolist() == [2, 3]
     assert all(len(set(data.client(client).targets.tolist())) == 1 for client in range(6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scheme"),
+    [
+        ({"classes_per_client": 2}, "classes"),
+        ({"shards_per_client": 3}, "shards"),
+        ({"noise": 0.2}, "feature"),
+        ({"alpha": 2.0, "partition": "dirichlet_per_class", "min_examples": 1}, "dirichlet_per_class"),
+        ({"alpha": 2.0, "partition": "quantity", "min_examples": 1}, "quantity"),
+        ({"partition": "shards"}, "shards"),
+    ],
+    ids=str,
+)
+def test_a_partitioning_scheme_is_named_or_implied(arguments: dict[str, Any], scheme: Any) -> None:
+    inputs = np.arange(48.0).reshape(24, 2)
+    data = federate(inputs, LABELS, test=(inputs, LABELS), clients=4, seed=5, **arguments)
+    table = Columns(x=inputs, label=LABELS)
+    same = from_dataset(table, input="x", label="label", test=table, clients=4, seed=5, **arguments)
+    fields = {field: value for field, value in arguments.items() if field != "partition"}
+    expected = partition_dataset("custom", keyless(inputs), 5, scheme, clients=4, **fields)
+    for made in (data, same):
+        assert made.partition.fingerprint() == expected.partition.fingerprint()
+        assert torch.equal(made.train.inputs, expected.train.inputs)
+
+
+def keyless(inputs: np.ndarray) -> Dataset:
+    examples = Examples(torch.from_numpy(inputs).float(), torch.tensor(LABELS))
+    return Dataset(examples, examples, 3)
+
+
+def test_a_wrong_partitioning_scheme_is_refused() -> None:
+    inputs = np.arange(48.0).reshape(24, 2)
+    with pytest.raises(KeelError, match=r"unknown data\.partition 'shard'; did you mean 'shards'\?"):
+        federate(inputs, LABELS, test=(inputs, LABELS), clients=4, partition="shard")  # type: ignore[arg-type]
+    with pytest.raises(KeelError, match=r"data\.noise = 0\.1 requires data without keys; pass keys or noise, not both"):
+        federate(inputs, LABELS, test=(inputs, LABELS), keys=CLIENTS, noise=0.1)
+    with pytest.raises(KeelError, match=r"data\.alpha = 1\.0 requires data\.partition = .* \(got 'shards'\)"):
+        federate(inputs, LABELS, test=(inputs, LABELS), clients=4, partition="shards", alpha=1.0)
 
 
 def test_each_partition_is_a_client() -> None:

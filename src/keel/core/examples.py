@@ -146,7 +146,10 @@ def _file_backed(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class FederatedData:
-    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels."""
+    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels.
+
+    `class_names` is empty and `client_names` None if the data have no names.
+    """
 
     name: str
     train: Examples
@@ -156,6 +159,8 @@ class FederatedData:
     transform: Transform = field(default_factory=Identity)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+    class_names: tuple[str, ...] = ()
+    client_names: np.ndarray | None = None
     is_local: ClassVar[bool] = True
     """Whether the examples are on this machine."""
 

@@ -5,7 +5,7 @@ Neither package is imported: their objects are converted to numpy arrays.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 from keel.core.examples import Examples, FederatedData
 from keel.data.arrays import as_dataset, examples
 from keel.data.dataset import Dataset
-from keel.data.partition import PartitionScheme, partition_dataset
+from keel.data.partition import partition_dataset
+from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
 from keel.data.transforms import Pixels
-from keel.errors import KeelError
+from keel.errors import KeelError, unknown_name
 
 
 class HuggingFaceDataset(Protocol):
@@ -43,7 +44,12 @@ def federate(
     test: tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor],
     keys: ArrayLike | None = None,
     clients: int | None = None,
+    partition: PartitionScheme | None = None,
     alpha: float | None = None,
+    classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    noise: float | None = None,
+    min_examples: int | None = None,
     seed: int = 0,
     name: str = "custom",
 ) -> FederatedData:
@@ -55,15 +61,26 @@ def federate(
         test: Inputs and labels of the test examples.
         keys: The client of each example. Without keys, examples are assigned to clients at random.
         clients: The number of clients; with `keys`, that many of them are drawn (default: all).
-        alpha: Without keys, the concentration of the clients' Dirichlet label distributions; 0 is one class per client,
-            None (the default) is IID.
+        partition: The partitioning scheme, as `data.partition` in a spec: "dirichlet", "dirichlet_per_class",
+            "classes", "shards", "quantity", "feature", "iid" or "key". By default "key" with keys; without keys the
+            scheme of the first of the following arguments that is given; "iid" if none is.
+        alpha: The concentration of Dirichlet distributions. With "dirichlet", which it implies, the total concentration
+            of a client's label distribution: 0 is one class per client. With "dirichlet_per_class", the convention of
+            most other code, the concentration per class of the distribution over the clients: with 10 classes, 0.1
+            there is about as heterogeneous as 1 in "dirichlet". With "quantity", that of the client sizes.
+        classes_per_client: The number of classes of each client; implies "classes".
+        shards_per_client: The number of shards of each client (default: 2); implies "shards".
+        noise: The variance of the noise on the inputs of the last client; implies "feature".
+        min_examples: With "key", clients with fewer examples are left out; with "dirichlet_per_class" and "quantity",
+            the partition is drawn again until every client has as many (default: 10).
         seed: The seed of the partition.
         name: The name in reports.
     """
     train = examples(_array(inputs), _array(labels), "data.")
     test_examples = examples(_array(test[0]), _array(test[1]), "data.test_")
     dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)))
-    return _partition(name, dataset, clients, alpha, seed)
+    fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
+    return _partition(name, dataset, clients, partition, fields, seed)
 
 
 def from_dataset(
@@ -74,7 +91,12 @@ def from_dataset(
     test: HuggingFaceDataset,
     client: str | None = None,
     clients: int | None = None,
+    partition: PartitionScheme | None = None,
     alpha: float | None = None,
+    classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    noise: float | None = None,
+    min_examples: int | None = None,
     seed: int = 0,
     name: str = "custom",
 ) -> FederatedData:
@@ -86,10 +108,12 @@ def from_dataset(
         label: The column of the labels.
         test: The test rows.
         client: The column of natural clients, if there is one.
-        clients, alpha, seed, name: As in `federate`.
+        clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, seed, name: As in
+            `federate`.
     """
     keys = None if client is None else _column(train, client)
-    return _partition(name, _convert([train], test, input, label, keys), clients, alpha, seed)
+    fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
+    return _partition(name, _convert([train], test, input, label, keys), clients, partition, fields, seed)
 
 
 def from_partitioner(
@@ -101,14 +125,44 @@ def from_partitioner(
     if 0 in sizes:
         raise KeelError(f"data: partition {sizes.index(0)} has no examples; every partition needs at least one")
     keys = np.repeat(np.arange(len(parts)), sizes)
-    return _partition(name, _convert(parts, test, input, label, keys), None, None, 0)
+    return _partition(name, _convert(parts, test, input, label, keys), None, "key", {}, 0)
 
 
-def _partition(name: str, dataset: Dataset, clients: int | None, alpha: float | None, seed: int) -> FederatedData:
-    if dataset.keys is not None and alpha is not None:
-        raise KeelError(f"data.alpha = {alpha} requires data without keys; pass keys or alpha, not both")
-    scheme: PartitionScheme = "key" if dataset.keys is not None else "iid" if alpha is None else "dirichlet"
-    return partition_dataset(name, dataset, seed, scheme, clients=clients, alpha=alpha or 0.0)
+def _fields(
+    alpha: float | None,
+    classes_per_client: int | None,
+    shards_per_client: int | None,
+    noise: float | None,
+    min_examples: int | None,
+) -> dict[str, Any]:
+    """Return the fields of the partitioning schemes by name."""
+    return {
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "shards_per_client": shards_per_client,
+        "noise": noise,
+        "min_examples": min_examples,
+    }
+
+
+def _partition(
+    name: str,
+    dataset: Dataset,
+    clients: int | None,
+    scheme: PartitionScheme | None,
+    fields: dict[str, Any],
+    seed: int,
+) -> FederatedData:
+    if scheme is None:
+        given = [field for field in IMPLIED if fields.get(field) is not None]
+        if dataset.keys is not None and given:
+            raise KeelError(
+                f"data.{given[0]} = {fields[given[0]]} requires data without keys; pass keys or {given[0]}, not both"
+            )
+        scheme = "key" if dataset.keys is not None else implied_by(fields) or "iid"
+    elif scheme not in get_args(PartitionScheme):
+        raise unknown_name("data.partition", scheme, get_args(PartitionScheme))
+    return partition_dataset(name, dataset, seed, scheme, clients=clients, **fields)
 
 
 def _convert(
