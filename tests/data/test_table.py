@@ -43,6 +43,7 @@ def test_columns_become_keys_labels_and_numbers(tmp_path: Path) -> None:
     assert dataset.keys.tolist() == ["b", "a", "b", "a", "c"]
     assert dataset.train.targets.tolist() == [2, 1, 1, 0, 2]  # maybe, no, yes
     assert dataset.classes == 3
+    assert dataset.class_names == load(file).class_names == ("maybe", "no", "yes")
     np.testing.assert_array_equal(dataset.train.inputs, np.float32([row[2:] for row in ROWS]))
 
 

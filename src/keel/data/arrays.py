@@ -1,5 +1,6 @@
 """A user's arrays from .npy files. Pickles are refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +19,41 @@ def arrays(
     *, inputs: PathText, labels: PathText, test_inputs: PathText, test_labels: PathText, keys: PathText | None = None
 ) -> Dataset:
     """Your arrays, one .npy file each; `keys` gives the client of each training example."""
-    train = examples(read(Path(inputs), "data.inputs"), read(Path(labels), "data.labels"), "data.")
-    test = examples(
-        read(Path(test_inputs), "data.test_inputs"), read(Path(test_labels), "data.test_labels"), "data.test_"
-    )
-    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"))
+    files = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels}
+    stored = {name: read(Path(file), f"data.{name}") for name, file in files.items()}
+    stored["labels"], stored["test_labels"], class_names = encode_texts(stored["labels"], stored["test_labels"])
+    train = examples(stored["inputs"], stored["labels"], "data.")
+    test = examples(stored["test_inputs"], stored["test_labels"], "data.test_")
+    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"), class_names)
 
 
-def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None) -> Dataset:
-    """Make a data set with as many classes as the largest label requires."""
+def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None, class_names: Sequence[str] = ()) -> Dataset:
+    """Make a data set with as many classes as the largest label requires; names of further classes are dropped."""
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
         raise KeelError(
             f"data.test_inputs must have inputs of shape {tuple(train.inputs.shape[1:])}, as data.inputs has "
             f"(got {tuple(test.inputs.shape[1:])})"
         )
-    return Dataset(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
+    classes = 1 + int(max(train.targets.max(), test.targets.max()))
+    return Dataset(train, test, classes, keys=keys, class_names=tuple(class_names[:classes]))
+
+
+def encode_texts(labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Convert labels that are text to their positions among the sorted labels.
+
+    Returns:
+        The labels, the test labels, and the sorted texts; if the labels are not text, as they are, and no texts.
+    """
+    if not (_are_texts(labels) and _are_texts(test_labels)):
+        return labels, test_labels, ()
+    names, positions = np.unique(np.concatenate([labels, test_labels]).astype(str), return_inverse=True)
+    return positions[: len(labels)], positions[len(labels) :], tuple(names.tolist())
+
+
+def _are_texts(labels: np.ndarray) -> bool:
+    return labels.ndim == 1 and (
+        labels.dtype.kind == "U" or (labels.dtype == object and all(isinstance(label, str) for label in labels))
+    )
 
 
 def read(path: Path, field: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from keel.core.examples import Examples, FederatedData
-from keel.data.arrays import as_dataset, examples
+from keel.data.arrays import as_dataset, encode_texts, examples
 from keel.data.dataset import Dataset
 from keel.data.partition import partition_dataset
 from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
@@ -57,7 +57,7 @@ def federate(
 
     Args:
         inputs: One row per example. They become 32-bit floats.
-        labels: One whole number from 0 per example.
+        labels: One whole number from 0 per example; or one text, and the classes are the sorted texts.
         test: Inputs and labels of the test examples.
         keys: The client of each example. Without keys, examples are assigned to clients at random.
         clients: The number of clients; with `keys`, that many of them are drawn (default: all).
@@ -76,9 +76,10 @@ def federate(
         seed: The seed of the partition.
         name: The name in reports.
     """
-    train = examples(_array(inputs), _array(labels), "data.")
-    test_examples = examples(_array(test[0]), _array(test[1]), "data.test_")
-    dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)))
+    train_labels, test_labels, class_names = encode_texts(_array(labels), _array(test[1]))
+    train = examples(_array(inputs), train_labels, "data.")
+    test_examples = examples(_array(test[0]), test_labels, "data.test_")
+    dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)), class_names)
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
     return _partition(name, dataset, clients, partition, fields, seed)
 
@@ -105,7 +106,7 @@ def from_dataset(
     Args:
         train: The training rows.
         input: The column of the inputs. Images stay bytes until a batch is trained on; others become 32-bit floats.
-        label: The column of the labels.
+        label: The column of the labels: whole numbers from 0, or texts. The names of a ClassLabel are kept.
         test: The test rows.
         client: The column of natural clients, if there is one.
         clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, seed, name: As in
@@ -172,15 +173,25 @@ def _convert(
     inputs = [_inputs(part, input) for part in [*parts, test]]
     if len({(array.shape[1:], array.dtype == np.uint8) for array in inputs}) > 1:
         raise _not_uniform(input)
+    labels, test_labels, class_names = encode_texts(
+        np.concatenate([_column(part, label) for part in parts]), _column(test, label)
+    )
     dataset = as_dataset(
-        _examples(np.concatenate(inputs[:-1]), np.concatenate([_column(part, label) for part in parts]), "data."),
-        _examples(inputs[-1], _column(test, label), "data.test_"),
+        _examples(np.concatenate(inputs[:-1]), labels, "data."),
+        _examples(inputs[-1], test_labels, "data.test_"),
         keys,
+        class_names or _class_label_names(parts[0], label),
     )
     if dataset.train.inputs.dtype != torch.uint8:
         return dataset
     channels = dataset.train.inputs.shape[1]
     return replace(dataset, transform=Pixels((0.0,) * channels, (1.0,) * channels))
+
+
+def _class_label_names(dataset: HuggingFaceDataset, column: str) -> Sequence[str]:
+    """Return the names of a column of the type ClassLabel."""
+    features = getattr(dataset, "features", None) or {}
+    return getattr(features.get(column), "names", None) or ()
 
 
 def _inputs(dataset: HuggingFaceDataset, column: str) -> np.ndarray:

@@ -39,6 +39,7 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
     if not train.names:
         raise KeelError(f"data.file: {file!r} must have columns of numbers (got only {client!r} and {label!r})")
     labels, classes = _encode_labels(file, "data.file", label, train.texts[label])
+    class_names = () if classes is None else tuple(classes.tolist())
     if test_file is None:
         test_rows, train_rows = _split_rows(len(labels), file)
         keys = _as_integers(train.texts[client])
@@ -46,6 +47,7 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
             examples(train.numbers[train_rows], labels[train_rows], "data."),
             examples(train.numbers[test_rows], labels[test_rows], "data.test_"),
             keys[train_rows],
+            class_names,
         )
         return replace(dataset, test_keys=keys[test_rows])
     test = _read(test_file, "data.test_file", (client, label), required=(label,))
@@ -57,7 +59,9 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
     test_labels = _encode_test_labels(test_file, label, test.texts[label], classes)
     names = [train.texts[client], test.texts.get(client, np.empty(0, dtype=str))]
     keys, test_keys = np.split(_as_integers(np.concatenate(names)), [len(labels)])
-    dataset = as_dataset(examples(train.numbers, labels, "data."), examples(numbers, test_labels, "data.test_"), keys)
+    dataset = as_dataset(
+        examples(train.numbers, labels, "data."), examples(numbers, test_labels, "data.test_"), keys, class_names
+    )
     # Without a client column, or with clients that do not train, the test rows belong to no client.
     all_train = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())
     return replace(dataset, test_keys=test_keys if all_train else None)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from keel.config.schema import Spec
 from keel.core.buffers import moving_buffers
+from keel.core.examples import FederatedData
 from keel.core.flat_model import FlatModel
 from keel.core.randomness import keyed_torch_rng
 from keel.core.task import Task
@@ -38,7 +39,7 @@ def checked_task(task: Task, spec: Spec) -> Task:
         reason, shape = str(error).strip().splitlines()[0], tuple(inputs.shape[1:])
         raise KeelError(
             f"model fails on an input of shape {shape} with label {examples.targets[0]} ({reason}); use a model that "
-            "fits the data"
+            f"fits the data{_hint_on_labels(data)}"
         ) from error
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(examples),):
         returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
@@ -50,10 +51,19 @@ def checked_task(task: Task, spec: Spec) -> Task:
     if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
         raise KeelError(
             f"model must have {data.classes} outputs, one per class (got outputs of shape {tuple(outputs.shape[1:])})"
+            f"{_hint_on_labels(data)}"
         )
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
     _check_single_example(task, module, spec)
     return task
+
+
+def _hint_on_labels(data: FederatedData) -> str:
+    """Return a hint if the labels are counted from 1."""
+    present = {*torch.unique(data.train.targets).tolist(), *torch.unique(data.test.targets).tolist()}
+    if data.classes < 2 or present != set(range(1, data.classes)):
+        return ""
+    return f"; the labels are 1 to {data.classes - 1}: to count them from 0, subtract 1"
 
 
 def _check_single_example(task: Task, module: nn.Module, spec: Spec) -> None:
