@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keel import KeelError
+from keel import KeelError, federate
 from keel.config.defaults import make_spec
 from keel.core.examples import Examples, Partition
 from keel.core.randomness import keyed_rng
@@ -45,6 +45,15 @@ def final_model(spec: Any, task: Task) -> Tensor:
 def test_a_model_that_does_not_fit_the_data_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(KeelError, match=message):
         make_task(spec_of(), module=module, data=uneven_data())
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 3, 1], [3, 3, 1, 2]])
+def test_a_model_without_an_output_for_labels_from_1_is_refused_with_a_hint(labels: list[int]) -> None:
+    inputs = np.zeros((4, 5))
+    data = federate(inputs, labels, test=(inputs, labels), clients=1)
+    with pytest.raises(KeelError, match=r"; the labels are 1 to 3: to count them from 0, subtract 1$"):
+        make_task(spec_of(), module=nn.Linear(5, 3), data=data)
+    make_task(spec_of(), module=nn.Linear(5, 4), data=data)
 
 
 def test_batch_norm_without_running_statistics_needs_no_policy() -> None:

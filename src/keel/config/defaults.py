@@ -17,6 +17,7 @@ from keel.config.overrides import flatten, merge, override, put
 from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, resolved_spec
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
+from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
 from keel.engines import AUTO, ENGINES
 from keel.errors import KeelError, unknown_name
 from keel.settings import paths
@@ -132,15 +133,17 @@ def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:
         for field in ("partition", "alpha", "clients"):
             data.pop(field, None)
     else:
-        if "partition" not in given and "alpha" in given:
-            data["partition"] = "dirichlet"
+        if "partition" not in given and (implied := implied_by(given)):
+            data["partition"] = implied
         data.setdefault("partition", catalog.default_scheme(data.get("name"), given))
         if data["partition"] == "dirichlet":
             data.setdefault("alpha", 0.0)
         elif "alpha" not in given:
             data.pop("alpha", None)
+        if data["partition"] == "shards":
+            data.setdefault("shards_per_client", SHARDS_PER_CLIENT)
     if data.get("partition") != "key" and "min_examples" not in given:
-        data.pop("min_examples", None)  # it applies to natural clients
+        data.pop("min_examples", None)  # the defaults are for natural clients
 
 
 def _path_fields(table: Mapping[str, Any], *, import_code: bool = True) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
 from keel.core.transforms import Layout
 from keel.data import catalog
-from keel.data.partition import PartitionScheme
+from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain
 from keel.settings import check_settings
 
@@ -41,6 +41,9 @@ class DataSpec(_Table):
     clients: Count | None = None
     partition: PartitionScheme | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
+    classes_per_client: Count | None = None
+    shards_per_client: Count | None = None
+    noise: Positive | None = None
     min_examples: Count | None = None
     max_examples: Count | None = None
     test_examples: Count | None = None
@@ -54,8 +57,7 @@ class DataSpec(_Table):
     def _known(self) -> "DataSpec":
         if self.name == CUSTOM:  # it is partitioned already
             return self
-        if self.alpha is not None and self.partition != "dirichlet":
-            raise ValueError(f"alpha requires partition = 'dirichlet' (got {self.partition!r})")
+        check_fields(self.partition, {field: getattr(self, field) for field in SCHEMES_WITH})
         entry = catalog.find(self.name)
         check_settings("data", self.name, entry.load, self.settings, DataSpec.model_fields)
         if self.partition == "key" and entry.natural is False:
@@ -72,6 +74,16 @@ def partition_label(data: DataSpec) -> str:
     match data.partition:
         case "dirichlet":
             return f" (alpha = {data.alpha:g})"
+        case "dirichlet_per_class":
+            return f" (alpha = {data.alpha:g} per class)"
+        case "classes":
+            return f" (classes per client: {data.classes_per_client})"
+        case "shards":
+            return f" (shards per client: {data.shards_per_client})"
+        case "quantity":
+            return f" (quantity skew, alpha = {data.alpha:g})"
+        case "feature":
+            return f" (feature shift, noise = {data.noise:g})"
         case "iid":
             return " (IID)"
         case "key":

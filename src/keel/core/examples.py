@@ -193,7 +193,10 @@ def _file_backed(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class FederatedData:
-    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels."""
+    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels.
+
+    `class_names` is empty and `client_names` None if the data have no names.
+    """
 
     name: str
     train: Examples
@@ -207,6 +210,8 @@ class FederatedData:
     """The kind of task; by default it is inferred from the targets."""
     test_clients: np.ndarray | None = None
     """The client of each test example, if the test examples belong to clients."""
+    class_names: tuple[str, ...] = ()
+    client_names: np.ndarray | None = None
     is_local: ClassVar[bool] = True
     """Whether the examples are on this machine."""
 

@@ -38,24 +38,22 @@ def per_sequence_cross_entropy(specials: tuple[int, ...] = ()) -> Loss:
 
 def per_example_mse(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean squared error of each example."""
-    return _mean(F.mse_loss(_like(outputs, targets), targets, reduction="none"))
+    return _elementwise(F.mse_loss, outputs, targets)
 
 
 def per_example_mae(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean absolute error of each example."""
-    return _mean(F.l1_loss(_like(outputs, targets), targets, reduction="none"))
+    return _elementwise(F.l1_loss, outputs, targets)
 
 
 def per_example_huber(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean Huber loss (delta = 1) of each example."""
-    return _mean(F.huber_loss(_like(outputs, targets), targets, reduction="none"))
+    return _elementwise(F.huber_loss, outputs, targets)
 
 
 def per_example_bce(outputs: Tensor, targets: Tensor) -> Tensor:
     """The binary cross entropy of logits and 0/1 targets, averaged over the labels of each example."""
-    return _mean(
-        F.binary_cross_entropy_with_logits(_like(outputs, targets), targets.to(outputs.dtype), reduction="none")
-    )
+    return _elementwise(F.binary_cross_entropy_with_logits, outputs, targets)
 
 
 def batched_loss(loss: Loss) -> Loss:
@@ -70,12 +68,15 @@ def _label_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return -F.log_softmax(outputs, 1).gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
-def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the outputs in the shape of the targets: (n, 1) and (n) would otherwise be broadcast to (n, n)."""
+def _elementwise(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of each example, with the outputs in the shape of the targets.
+
+    (n, 1) and (n) would otherwise be broadcast to (n, n).
+    """
     if outputs.numel() != targets.numel():
         of_one = tuple(outputs.shape[1:]), tuple(targets.shape[1:])
         raise ValueError(f"an example has outputs of shape {of_one[0]} and a target of shape {of_one[1]}")
-    return outputs.reshape(targets.shape)
+    return _mean(loss(outputs.reshape(targets.shape), targets.to(outputs.dtype), reduction="none"))
 
 
 def _mean(losses: Tensor) -> Tensor:

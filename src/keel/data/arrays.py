@@ -1,5 +1,6 @@
 """A user's arrays from .npy files. Pickles are refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +28,77 @@ def arrays(
 ) -> Dataset:
     """Your arrays, one .npy file each; `keys` gives the client of each training example.
 
-    Labels are classes, floats to predict, rows of 0 and 1, or tokens; `task` names the kind where it is not clear.
+    Labels are classes (whole numbers from 0, or text), numbers to predict (floats), several labels per example (columns
+    of 0 and 1) or tokens; `task` names the kind where it is not clear.
     """
-    targets = read(Path(labels), "data.labels")
-    kind = task or infer_task(np.atleast_1d(targets), "data.labels")
-    train = examples(read(Path(inputs), "data.inputs"), targets, "data.", kind)
-    test_targets = read(Path(test_labels), "data.test_labels")
-    test = examples(read(Path(test_inputs), "data.test_inputs"), test_targets, "data.test_", kind)
-    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"), kind)
+    files = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels}
+    stored = {name: read(Path(file), f"data.{name}") for name, file in files.items()}
+    owners = None if keys is None else read(Path(keys), "data.keys")
+    return make_dataset(
+        (stored["inputs"], stored["labels"]), (stored["test_inputs"], stored["test_labels"]), owners, task
+    )
 
 
-def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None, task: TaskKind = "classification") -> Dataset:
-    """Make a data set with as many classes as the largest label requires."""
+def make_dataset(
+    train: tuple[Any, np.ndarray],
+    test: tuple[Any, np.ndarray],
+    keys: np.ndarray | None,
+    task: TaskKind | None = None,
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """Make a data set from inputs and targets.
+
+    Args:
+        task: The kind of task; by default it is inferred from the targets.
+        class_names: The names of the classes, if the targets are not texts.
+    """
+    targets, test_targets, texts = encode_texts(np.atleast_1d(train[1]), np.atleast_1d(test[1]))
+    kind = task or infer_task(targets, "data.labels")
+    return as_dataset(
+        examples(train[0], targets, "data.", kind),
+        examples(test[0], test_targets, "data.test_", kind),
+        keys,
+        kind,
+        texts or class_names,
+    )
+
+
+def as_dataset(
+    train: Examples,
+    test: Examples,
+    keys: np.ndarray | None,
+    task: TaskKind = "classification",
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """Make a data set with as many classes as the largest label requires; names of further classes are dropped."""
     if train.packing != test.packing:
         raise KeelError("data.test_inputs must have the same parts as data.inputs, with the same types and shapes")
-    if train.targets.shape[1:] != test.targets.shape[1:]:
-        raise KeelError(
-            f"data.test_labels must have targets of shape {tuple(train.targets.shape[1:])}, as data.labels has "
-            f"(got {tuple(test.targets.shape[1:])})"
-        )
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        raise KeelError(
-            f"data.test_inputs must have inputs of shape {tuple(train.inputs.shape[1:])}, as data.inputs has "
-            f"(got {tuple(test.inputs.shape[1:])})"
-        )
-    return Dataset(train, test, count_classes(task, train.targets, test.targets), keys=keys, task=task)
+    for field, array, other in (("inputs", train.inputs, test.inputs), ("labels", train.targets, test.targets)):
+        if array.shape[1:] != other.shape[1:] and not train.variable:
+            raise KeelError(
+                f"data.test_{field} must have {field} of shape {tuple(array.shape[1:])}, as data.{field} has "
+                f"(got {tuple(other.shape[1:])})"
+            )
+    classes = count_classes(task, train.targets, test.targets)
+    return Dataset(train, test, classes, keys=keys, task=task, class_names=tuple(class_names[:classes]))
+
+
+def encode_texts(labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Convert labels that are text to their positions among the sorted labels.
+
+    Returns:
+        The labels, the test labels, and the sorted texts; if the labels are not text, as they are, and no texts.
+    """
+    if not (_are_texts(labels) and _are_texts(test_labels)):
+        return labels, test_labels, ()
+    names, positions = np.unique(np.concatenate([labels, test_labels]).astype(str), return_inverse=True)
+    return positions[: len(labels)], positions[len(labels) :], tuple(names.tolist())
+
+
+def _are_texts(labels: np.ndarray) -> bool:
+    return labels.ndim == 1 and (
+        labels.dtype.kind == "U" or (labels.dtype == object and all(isinstance(label, str) for label in labels))
+    )
 
 
 def read(path: Path, field: str) -> np.ndarray:
@@ -68,14 +115,9 @@ def read(path: Path, field: str) -> np.ndarray:
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
 
 
-def examples(inputs: Any, targets: np.ndarray, field: str = "data.", task: TaskKind | None = None) -> Examples:
-    """Convert arrays to stored examples; an error names the field, which begins with `field`.
-
-    Args:
-        task: The kind of task; by default it is inferred from the targets.
-    """
+def examples(inputs: Any, targets: np.ndarray, field: str, task: TaskKind = "classification") -> Examples:
+    """Convert arrays to stored examples; an error names the field, which begins with `field`."""
     stored = convert_inputs(inputs, f"{field}inputs")
-    targets = np.atleast_1d(targets)
     if len(stored) != len(targets):
         raise KeelError(f"{field}labels must have one label per input (got {len(targets)} for {len(stored)} inputs)")
-    return Examples(stored, convert_targets(targets, task or infer_task(targets, f"{field}labels"), f"{field}labels"))
+    return Examples(stored, convert_targets(targets, task, f"{field}labels"))

@@ -22,7 +22,7 @@ from keel.data import (
 )
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
-from keel.data.partition import PartitionScheme
+from keel.data.schemes import PartitionScheme
 from keel.data.store import data_folder
 from keel.errors import KeelError
 from keel.settings import call, call_imported

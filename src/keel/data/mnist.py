@@ -96,6 +96,7 @@ def mnist() -> Dataset:
         keys=stored.arrays["keys"],
         transform=Pixels((0.1307,), (0.3081,)),
         sha256=stored.sha256,
+        class_names=tuple("0123456789"),
     )
 
 

@@ -32,7 +32,12 @@ def client_statistics(data: FederatedData) -> dict[str, Any]:
     if data.classes and data.is_local and data.train.targets.numel():
         clients = _spaced(data.partition.clients, MEASURED_CLIENTS)
         counts = label_counts(data, clients)
-        statistics |= {"measured_clients": len(clients), **heterogeneity(counts), "picture": _picture(clients, counts)}
+        picture = _picture(clients, counts)
+        statistics |= {"measured_clients": len(clients), **heterogeneity(counts), "picture": picture}
+        if data.class_names:
+            picture["class_names"] = [data.class_names[label] for label in picture["classes"]]
+        if data.client_names is not None:
+            picture["client_names"] = [str(data.client_names[client]) for client in picture["clients"]]
     return statistics
 
 

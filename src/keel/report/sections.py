@@ -14,6 +14,7 @@ from keel.config.overrides import flatten
 from keel.report import charts
 from keel.report.commands import rerun_command
 from keel.report.comparison import Comparison, Setting
+from keel.report.label_distribution import picture_labels
 from keel.report.loading import shared_fields
 from keel.report.method import Method
 from keel.runs.folder import RunFolder
@@ -104,8 +105,7 @@ class Section:
             if _has_values(self.drift, name):
                 result[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
         if self.client_statistics:
-            drawn = self.client_statistics["picture"]
-            result["label-distribution"] = charts.label_distribution(_texts(drawn["clients"]), _texts(drawn["classes"]))
+            result["label-distribution"] = charts.label_distribution(*picture_labels(self.client_statistics["picture"]))
         if self.cohort_run:
             result["participation"] = charts.participation()
         return result
@@ -223,10 +223,11 @@ def _recorded(method: Method, points: int) -> Columns:
 
 def _label_shares(picture: dict[str, Any]) -> Rows:
     """Return the share of each class in the examples of each client."""
+    clients, classes = picture_labels(picture)
     return [
-        {"client": str(client), "class": str(label), "examples": count, "share": round(count / total, 3)}
-        for client, row, total in zip(picture["clients"], picture["counts"], picture["examples"], strict=True)
-        for label, count in zip(picture["classes"], row, strict=True)
+        {"client": client, "class": label, "examples": count, "share": round(count / total, 3)}
+        for client, row, total in zip(clients, picture["counts"], picture["examples"], strict=True)
+        for label, count in zip(classes, row, strict=True)
         if count
     ]
 
@@ -251,7 +252,3 @@ def _participation(folder: RunFolder) -> Rows:
         }
         for (column, row), count in times.items()
     ]
-
-
-def _texts(values: list[Any]) -> list[str]:
-    return [str(value) for value in values]

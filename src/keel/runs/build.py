@@ -107,7 +107,7 @@ def make_task(
     if spec.evaluation.clients is not None:
         data, tests = hold_out_clients(data, spec.evaluation, spec.seed, spec.local.lr)
     if spec.algorithm.pooled:
-        data = replace(data, partition=Partition.of([data.partition.indices]))
+        data = replace(data, partition=Partition.of([data.partition.indices]), client_names=None)
     if module is None:
         with keyed_torch_rng(spec.seed, "model"):
             module = models.build(spec.model.name, data.input_shape, data.outputs, spec.model.settings)
@@ -138,7 +138,10 @@ def load_data(spec: Spec) -> FederatedData:
         spec.seed,
         data.partition or "dirichlet",
         clients=data.clients,
-        alpha=data.alpha or 0.0,
+        alpha=data.alpha,
+        classes_per_client=data.classes_per_client,
+        shards_per_client=data.shards_per_client,
+        noise=data.noise,
         min_examples=data.min_examples,
         max_examples=data.max_examples,
         test_examples=data.test_examples,

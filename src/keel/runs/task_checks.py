@@ -76,6 +76,7 @@ def _model_error(data: FederatedData, inputs: Tensor, targets: Tensor, error: Ex
     label = f" with label {targets[0]}" if targets.dim() == 1 else ""
     return KeelError(
         f"model fails on an input of shape {', '.join(shapes)}{label} ({reason}); use a model that fits the data"
+        f"{_hint_on_labels(data)}"
     )
 
 
@@ -105,6 +106,8 @@ def _check_outputs(data: FederatedData, outputs: Tensor, targets: Tensor) -> Non
     if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
         raise KeelError(
             f"model must have {data.classes} outputs, one per class (got outputs of shape {tuple(outputs.shape[1:])})"
+            f"{_hint_on_labels(data)}"
+            f"{_hint_on_labels(data)}"
         )
 
 
@@ -140,3 +143,11 @@ def _check_single_example(task: Task, spec: Spec) -> None:
             f"({str(error).splitlines()[0]}); set local.drop_last = true, another local.batch, or model.buffers = "
             "'group_norm'"
         ) from error
+
+
+def _hint_on_labels(data: FederatedData) -> str:
+    """Return a hint if the labels are counted from 1."""
+    present = {*torch.unique(data.train.targets).tolist(), *torch.unique(data.test.targets).tolist()}
+    if data.classes < 2 or present != set(range(1, data.classes)):
+        return ""
+    return f"; the labels are 1 to {data.classes - 1}: to count them from 0, subtract 1"
