@@ -57,9 +57,9 @@ def train_one_round(data: FederatedData, out: Path) -> None:
     assert keel.run(table, data=data, out=out).status == "finished"
 
 
-def test_integer_arrays_become_floats() -> None:
+def test_integer_arrays_stay_integers() -> None:
     data = federate(images(4), LABELS, test=(images(4), LABELS), keys=CLIENTS)
-    assert data.train.inputs.dtype == torch.float32
+    assert data.train.inputs.dtype == torch.uint8
     assert data.train.inputs.max() > 200
     assert data.partition.clients == 4
 
@@ -175,7 +175,7 @@ def test_an_error_names_the_column() -> None:
     with pytest.raises(KeelError, match="data has no column 'img'; its columns are image, label"):
         from_dataset(table, input="img", label="label", test=table, clients=2)
     with pytest.raises(
-        KeelError, match=r"data.labels must be one whole number per example \(got <U5 of shape \(24,\)\)"
+        KeelError, match=r"data.labels must be numbers, one row per example \(got <U5 of shape \(24,\)\)"
     ):
         from_dataset(Columns(image=images(6, 5, 3), label=CLIENTS), input="image", label="label", test=table, clients=2)
     uneven = np.empty(24, dtype=object)

@@ -61,9 +61,28 @@ def test_batch_norm_without_running_statistics_needs_no_policy() -> None:
     make_task(spec_of(), module=module, data=uneven_data())
 
 
-def test_a_loss_that_returns_a_mean_is_refused() -> None:
-    with pytest.raises(KeelError, match=r"loss must return one loss per example.*got shape \(\) for 2 examples"):
-        make_task(spec_of(), module=small_network(), data=uneven_data(), loss=cross_entropy)
+def test_a_loss_that_returns_the_mean_of_the_minibatch_trains_like_one_per_example() -> None:
+    def final(loss: Any) -> Tensor:
+        return final_model(spec_of(), make_task(spec_of(), module=small_network(), data=uneven_data(), loss=loss))
+
+    torch.testing.assert_close(final(cross_entropy), final(None))
+    torch.testing.assert_close(final(nn.CrossEntropyLoss()), final(None))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "mean of the minibatch, not the sum"),
+        (lambda outputs, targets: outputs.flatten(), r"got shape \(6,\) for 2 examples"),
+        (lambda outputs, targets: 1.0, "got 1.0 for 2 examples"),
+        (nn.Linear(3, 1), "has parameters, which would not be trained"),
+        ("mse", "local.loss = 'mse' requires targets for regression, but these are targets for classification"),
+        ("mes", "unknown local.loss 'mes'; did you mean 'mse'"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(KeelError, match=message):
+        make_task(spec_of(), module=small_network(), data=uneven_data(), loss=loss)
 
 
 def test_a_loss_that_is_passed_is_used() -> None:

@@ -120,6 +120,7 @@ class LocalSpec(_Table):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Positive | None = None
     precision: Autocast = "float32"
+    loss: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> "LocalSpec":
@@ -155,8 +156,20 @@ class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
+    metrics: list[Annotated[str, Field(min_length=1)]] = []
+    maximize: bool | None = None
+    clients: Count | None = None
+    finetune_steps: Annotated[int, Field(ge=0)] = 0
     drift: bool = False
     deviation: list[Count] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EvaluationSpec":
+        if self.finetune_steps and self.clients is None:
+            raise ValueError("finetune_steps requires clients, the number of clients that are evaluated one by one")
+        if self.maximize is not None and not self.metrics:
+            raise ValueError("maximize requires metrics, whose first one it is about")
+        return self
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after this one of `rounds` rounds."""

@@ -103,7 +103,7 @@ class LocalTraining:
         first, used = 0, 0
         while first < len(sizes):
             end = first + 1
-            while end < len(sizes) and sum(sizes[first : end + 1]) * elements <= GATHERED:
+            while end < len(sizes) and not examples.variable and sum(sizes[first : end + 1]) * elements <= GATHERED:
                 end += 1
             block = examples[np.concatenate(minibatches[first:end])]
             choices = None if drawn is None else drawn[used : used + len(block)]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
 
+from keel.core.adapted import unadapted
 from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
 
@@ -58,7 +59,7 @@ class FlatModel:
     def plain_module(self) -> nn.Module:
         """The copy, with PyTorch's own layers."""
         use_direct(self.module)
-        return self.module
+        return unadapted(self.module)
 
     @property
     def size(self) -> int:

@@ -58,6 +58,8 @@ class Record(TypedDict, total=False):
     test_loss: float
     accuracy: float
     class_accuracy: list[float | None]
+    clients: dict[str, Any]
+    """The primary metric over the clients' own held-out examples: mean, std, deciles and counts."""
     bytes_evaluation: int
 
 

@@ -158,6 +158,7 @@ def python_state(module: nn.Module, loss: Loss) -> Iterator[Callable[[], str | N
 
 def _attributes(module: nn.Module, loss: Loss) -> dict[str, Any]:
     """Return what the layers of a model and its loss keep in Python, by name; parameters and buffers excluded."""
+    loss = getattr(loss, "wrapped", loss)
     owners = {f"the model's attribute {name}.".replace(" .", " "): layer for name, layer in module.named_modules()}
     found = {
         f"{prefix}{name}": _content(value)

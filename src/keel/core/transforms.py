@@ -28,7 +28,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Pass float inputs to the model unchanged."""
+    """Pass inputs to the model unchanged."""
 
     random = False
 
@@ -37,6 +37,23 @@ class Identity:
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
         return inputs
+
+
+@dataclass(frozen=True)
+class AsFloat:
+    """Apply another transform and convert its integers to float32."""
+
+    inner: Transform
+
+    @property
+    def random(self) -> bool:
+        return self.inner.random
+
+    def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
+        return self.inner.draw(examples, rng)
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        return self.inner(inputs, choices).float()
 
 
 Layout = Literal["contiguous", "channels_last"]

@@ -2,63 +2,73 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from keel.core.examples import Examples
+from keel.core.examples import Examples, TaskKind
 from keel.data.dataset import Dataset
+from keel.data.inputs import convert_inputs
+from keel.data.targets import convert_targets, count_classes, encode_texts, infer_task
 from keel.errors import KeelError
 from keel.settings import PathText
 
-MAX_LABEL = 1_000_000
-"""The largest label. Larger ones are identifiers rather than classes, and the model's last layer would be huge."""
+MAPPED_FROM = 1 << 26
+"""The size in bytes from which a file is memory-mapped instead of read."""
 
 
 def arrays(
-    *, inputs: PathText, labels: PathText, test_inputs: PathText, test_labels: PathText, keys: PathText | None = None
+    *,
+    inputs: PathText,
+    labels: PathText,
+    test_inputs: PathText,
+    test_labels: PathText,
+    keys: PathText | None = None,
+    task: TaskKind | None = None,
 ) -> Dataset:
-    """Your arrays, one .npy file each; `keys` gives the client of each training example."""
+    """Your arrays, one .npy file each; `keys` gives the client of each training example.
+
+    Labels are classes (whole numbers or texts), floats to predict, rows of 0 and 1, or tokens; `task` names the kind
+    where it is not clear.
+    """
     files = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels}
     stored = {name: read(Path(file), f"data.{name}") for name, file in files.items()}
     stored["labels"], stored["test_labels"], class_names = encode_texts(stored["labels"], stored["test_labels"])
-    train = examples(stored["inputs"], stored["labels"], "data.")
-    test = examples(stored["test_inputs"], stored["test_labels"], "data.test_")
-    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"), class_names)
+    kind = task or infer_task(np.atleast_1d(stored["labels"]), "data.labels")
+    train = examples(stored["inputs"], stored["labels"], "data.", kind)
+    test = examples(stored["test_inputs"], stored["test_labels"], "data.test_", kind)
+    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"), kind, class_names)
 
 
-def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None, class_names: Sequence[str] = ()) -> Dataset:
+def as_dataset(
+    train: Examples,
+    test: Examples,
+    keys: np.ndarray | None,
+    task: TaskKind = "classification",
+    class_names: Sequence[str] = (),
+) -> Dataset:
     """Make a data set with as many classes as the largest label requires; names of further classes are dropped."""
+    if train.packing != test.packing:
+        raise KeelError("data.test_inputs must have the same parts as data.inputs, with the same types and shapes")
+    if train.targets.shape[1:] != test.targets.shape[1:]:
+        raise KeelError(
+            f"data.test_labels must have targets of shape {tuple(train.targets.shape[1:])}, as data.labels has "
+            f"(got {tuple(test.targets.shape[1:])})"
+        )
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
         raise KeelError(
             f"data.test_inputs must have inputs of shape {tuple(train.inputs.shape[1:])}, as data.inputs has "
             f"(got {tuple(test.inputs.shape[1:])})"
         )
-    classes = 1 + int(max(train.targets.max(), test.targets.max()))
-    return Dataset(train, test, classes, keys=keys, class_names=tuple(class_names[:classes]))
-
-
-def encode_texts(labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Convert labels that are text to their positions among the sorted labels.
-
-    Returns:
-        The labels, the test labels, and the sorted texts; if the labels are not text, as they are, and no texts.
-    """
-    if not (_are_texts(labels) and _are_texts(test_labels)):
-        return labels, test_labels, ()
-    names, positions = np.unique(np.concatenate([labels, test_labels]).astype(str), return_inverse=True)
-    return positions[: len(labels)], positions[len(labels) :], tuple(names.tolist())
-
-
-def _are_texts(labels: np.ndarray) -> bool:
-    return labels.ndim == 1 and (
-        labels.dtype.kind == "U" or (labels.dtype == object and all(isinstance(label, str) for label in labels))
-    )
+    classes = count_classes(task, train.targets, test.targets)
+    return Dataset(train, test, classes, keys=keys, task=task, class_names=tuple(class_names[:classes]))
 
 
 def read(path: Path, field: str) -> np.ndarray:
     """Read one array; an error names the spec's field and the file."""
     try:
+        if path.is_file() and path.stat().st_size >= MAPPED_FROM:
+            return np.lib.format.open_memmap(path, mode="r")  # it refuses pickles
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
@@ -68,22 +78,14 @@ def read(path: Path, field: str) -> np.ndarray:
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
 
 
-def examples(inputs: np.ndarray, labels: np.ndarray, field: str = "data") -> Examples:
-    """Convert arrays to float32 inputs and int64 labels; an error names the field, which begins with `field`."""
-    if inputs.ndim == 0 or inputs.dtype.kind not in "fiub":
-        raise KeelError(
-            f"{field}inputs must be numbers with one row per example (got {inputs.dtype} of shape {inputs.shape})"
-        )
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise KeelError(
-            f"{field}labels must be one whole number per example (got {labels.dtype} of shape {labels.shape})"
-        )
-    if len(inputs) != len(labels):
-        raise KeelError(f"{field}labels must have one label per input (got {len(labels)} for {len(inputs)} inputs)")
-    if len(labels) and not 0 <= labels.min() <= labels.max() <= MAX_LABEL:
-        wrong = labels.min() if labels.min() < 0 else labels.max()
-        raise KeelError(f"{field}labels must be whole numbers from 0 to classes - 1 (got {wrong})")
-    tensor = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
-    if not torch.isfinite(tensor).all():
-        raise KeelError(f"{field}inputs must be finite as 32-bit floats (got NaN or infinite values)")
-    return Examples(tensor, torch.from_numpy(labels.astype(np.int64)))
+def examples(inputs: Any, targets: np.ndarray, field: str = "data.", task: TaskKind | None = None) -> Examples:
+    """Convert arrays to stored examples; an error names the field, which begins with `field`.
+
+    Args:
+        task: The kind of task; by default it is inferred from the targets.
+    """
+    stored = convert_inputs(inputs, f"{field}inputs")
+    targets = np.atleast_1d(targets)
+    if len(stored) != len(targets):
+        raise KeelError(f"{field}labels must have one label per input (got {len(targets)} for {len(stored)} inputs)")
+    return Examples(stored, convert_targets(targets, task or infer_task(targets, f"{field}labels"), f"{field}labels"))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keel.core.examples import Examples
+from keel.core.examples import Examples, TaskKind
 from keel.core.transforms import Identity, Transform
 from keel.errors import KeelError
 
@@ -23,6 +23,7 @@ class Dataset:
             is not. `keys` then has one entry per element of `rows`.
         transform: Turns stored inputs into the model's inputs.
         specials: Targets that accuracy does not count. The first is padding, which the loss ignores too.
+        task: The kind of task; by default classes are predicted, or numbers if `classes` is 0.
         sha256: A hash of the stored content, if it is known; otherwise it is computed from the arrays.
         class_names: The name of each class, if the classes have names.
     """
@@ -36,6 +37,7 @@ class Dataset:
     transform: Transform = field(default_factory=Identity)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+    task: TaskKind | None = None
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import ArrayLike
 
 from keel.core.examples import Examples, FederatedData
-from keel.data.arrays import as_dataset, encode_texts, examples
+from keel.data.arrays import as_dataset, examples
 from keel.data.dataset import Dataset
 from keel.data.partition import partition_dataset
 from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
+from keel.data.targets import encode_texts
 from keel.data.transforms import Pixels
 from keel.errors import KeelError, unknown_name
 
@@ -79,7 +80,9 @@ def federate(
     train_labels, test_labels, class_names = encode_texts(_array(labels), _array(test[1]))
     train = examples(_array(inputs), train_labels, "data.")
     test_examples = examples(_array(test[0]), test_labels, "data.test_")
-    dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)), class_names)
+    dataset = as_dataset(
+        train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)), class_names=class_names
+    )
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
     return _partition(name, dataset, clients, partition, fields, seed)
 
@@ -180,7 +183,7 @@ def _convert(
         _examples(np.concatenate(inputs[:-1]), labels, "data."),
         _examples(inputs[-1], test_labels, "data.test_"),
         keys,
-        class_names or _class_label_names(parts[0], label),
+        class_names=class_names or _class_label_names(parts[0], label),
     )
     if dataset.train.inputs.dtype != torch.uint8:
         return dataset

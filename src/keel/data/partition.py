@@ -81,7 +81,7 @@ def partition_dataset(
         dataset = with_noise(dataset, partition, noise, keyed_rng(seed, "feature noise"))
         test = dataset.test
     if test_examples is not None and test_examples < len(test):
-        test = test[np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples])]
+        test = test.subset(np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples]))
     return FederatedData(
         name,
         dataset.train,
@@ -91,8 +91,9 @@ def partition_dataset(
         dataset.transform,
         dataset.specials,
         dataset.sha256 or fingerprint(dataset.train, dataset.test),
-        dataset.class_names,
-        client_names,
+        task=dataset.task,
+        class_names=dataset.class_names,
+        client_names=client_names,
     )
 
 
@@ -318,4 +319,4 @@ def _test_examples_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Ex
     rows = np.flatnonzero(np.isin(keys, names))
     if len(rows) == 0:
         raise KeelError("data.clients: none of the drawn clients has test examples; use more clients")
-    return test if len(rows) == len(test) else test[rows]
+    return test if len(rows) == len(test) else test.subset(rows)

@@ -29,7 +29,7 @@ def client_statistics(data: FederatedData) -> dict[str, Any]:
             "most": int(sizes.max()),
         },
     }
-    if data.classes and data.is_local:
+    if data.classes and data.is_local and data.train.targets.numel():
         clients = _spaced(data.partition.clients, MEASURED_CLIENTS)
         counts = label_counts(data, clients)
         picture = _picture(clients, counts)
@@ -49,7 +49,7 @@ def label_counts(data: FederatedData, clients: np.ndarray) -> np.ndarray:
     counts = np.zeros((len(clients), data.classes), dtype=np.int64)
     for row, client in enumerate(clients.tolist()):
         labels = data.train.targets[data.partition[client]].numpy().reshape(-1)
-        counts[row] = np.bincount(labels, minlength=data.classes)
+        counts[row] = np.bincount(labels[labels >= 0], minlength=data.classes)
     counts[:, list(data.specials)] = 0
     return counts
 

@@ -47,7 +47,7 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
             examples(train.numbers[train_rows], labels[train_rows], "data."),
             examples(train.numbers[test_rows], labels[test_rows], "data.test_"),
             keys[train_rows],
-            class_names,
+            class_names=class_names,
         )
         return replace(dataset, test_keys=keys[test_rows])
     test = _read(test_file, "data.test_file", (client, label), required=(label,))
@@ -60,7 +60,10 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
     names = [train.texts[client], test.texts.get(client, np.empty(0, dtype=str))]
     keys, test_keys = np.split(_as_integers(np.concatenate(names)), [len(labels)])
     dataset = as_dataset(
-        examples(train.numbers, labels, "data."), examples(numbers, test_labels, "data.test_"), keys, class_names
+        examples(train.numbers, labels, "data."),
+        examples(numbers, test_labels, "data.test_"),
+        keys,
+        class_names=class_names,
     )
     # Without a client column, or with clients that do not train, the test rows belong to no client.
     all_train = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())

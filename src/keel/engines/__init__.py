@@ -6,7 +6,7 @@
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -17,7 +17,7 @@ from keel.core.devices import cores
 from keel.core.engine import CPU, Dropped, Engine, RoundWork, Workload
 from keel.engines.batching import WORK_LIMIT, model_error, work_per_step_operation
 from keel.engines.cohort import Cohort
-from keel.engines.pool import Pool
+from keel.engines.pool import Pool, on_devices
 from keel.engines.ray import Ray
 from keel.engines.ray_cluster import Cluster
 from keel.engines.serial import Serial
@@ -119,7 +119,7 @@ def make_user_engine(name: str, factory: Callable[[Workload, int], Engine], work
 def _make_ray(name: str, workload: Workload, workers: int, cluster: Cluster) -> Engine:
     if name not in ENGINES:
         raise KeelError(f"engine.address requires engine.name = 'ray', 'cohort' or 'auto' (got {name!r})")
-    driver = replace(workload, device=CPU)  # the driver may lack the device that its actors have
+    driver = workload.on(CPU)  # the driver may lack the device that its actors have
     engine = Cohort(driver) if name == Cohort.name else Serial(driver)
     if workload.device != CPU:
         engine.group = type(engine).group  # smaller groups are for the cores of a CPU
@@ -135,7 +135,7 @@ def choose(workload: Workload) -> Choice:
     reason = _not_batched(workload)
     if reason is None:
         return Choice(Cohort.name)
-    return Choice("pool" if FORKS and workload.device == CPU else "serial", reason)
+    return Choice("pool" if FORKS and (workload.device == CPU or workload.devices) else "serial", reason)
 
 
 def _not_batched(workload: Workload) -> str | None:
@@ -176,18 +176,22 @@ def _make_serial(workload: Workload, workers: int) -> Engine:
 
 
 def _make_cohort(workload: Workload, workers: int) -> Engine:
+    if FORKS and workers > 1 and workload.devices:
+        return on_devices(Cohort, workload, workers)
     engine = Cohort(workload)
     return Pool(engine, workers) if FORKS and workers > 1 and workload.device == CPU else engine
 
 
 def _make_pool(workload: Workload, workers: int) -> Engine:
-    if workload.device != CPU:
+    if workload.device != CPU and not workload.devices:
         raise KeelError(
-            f"engine.name = 'pool' requires engine.device = 'cpu' (got {str(workload.device)!r}); "
+            f"engine.name = 'pool' requires engine.device = 'cpu' or several GPUs (got {str(workload.device)!r}); "
             "use 'serial' or 'cohort'"
         )
     if not FORKS:
         raise KeelError("engine.name = 'pool' requires Linux, where processes fork; use 'serial' or 'cohort'")
+    if workers > 1 and workload.devices:
+        return on_devices(Serial, workload, workers)
     return Pool(Serial(workload), workers) if workers > 1 else Serial(workload)
 
 

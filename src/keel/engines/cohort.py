@@ -16,7 +16,7 @@ from torch import Tensor
 from keel.algorithms.base import ClientState, Context, Message, Path
 from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
-from keel.core.task import batched_loss
+from keel.core.losses import batched_loss
 from keel.engines.batching import SMALL_WORK, work_per_step_operation
 from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
 

@@ -21,6 +21,8 @@ class Serial(InProcess):
     def gradient_of(self) -> LocalGradient:
         """The gradient of local training: replayed, if the model allows it."""
         batch = self.local.config.batch
+        if self.data.train.variable:  # a program per length would be recorded again and again
+            return LocalGradient(self.model, self.local.loss)
         trials = [self.data.trial_minibatch(batch, offset) for offset in (0, batch, 2 * batch)]
         return local_gradient(self.model, self.local.loss, trials, self.moving)
 

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from keel.config.schema import CUSTOM
+from keel.core.adapted import own_loss
 from keel.core.flat_model import state_fingerprint
 from keel.core.loop import Loop
+from keel.core.losses import DEFAULTS, LOSSES, OWN
 from keel.core.records import Environment, Versions
 from keel.core.sampling import Sampler
-from keel.core.task import default_loss
+from keel.core.task import Task, default_loss
 from keel.core.versions import source_sha256
 from keel.errors import KeelError
 from keel.runs.build import Training
@@ -66,13 +68,23 @@ def fingerprints(loop: Loop) -> dict[str, Any]:
     """Fingerprints that are equal if two runs have the same task, also where parts of it were passed in Python."""
     task = loop.task
     return {
-        "loss": "cross entropy" if task.loss is default_loss(task.data) else CUSTOM,
+        "loss": _loss_name(task),
         "parameters": loop.parameters,
         "initial_sha256": state_fingerprint(task.module),
         "examples_sha256": task.data.fingerprint(),
         "partition_sha256": task.data.partition.fingerprint(),
         "cohorts_sha256": _cohorts_sha256(loop.sampler),
     }
+
+
+def _loss_name(task: Task) -> str:
+    """The loss by its name; "custom" if it is the user's."""
+    if task.loss is own_loss:
+        return OWN
+    if task.loss is default_loss(task.data):
+        return "cross entropy" if task.data.classes else DEFAULTS[task.data.kind]
+    names = [name for name, entry in LOSSES.items() if entry.make(task.data.specials) is task.loss]
+    return names[0] if names else CUSTOM
 
 
 def _cohorts_sha256(sampler: Sampler) -> str:
