@@ -11,6 +11,7 @@ from keel import Dataset, KeelError
 from keel.core.examples import Examples, FederatedData
 from keel.core.transforms import Identity
 from keel.data import feature_shift
+from keel.data.inputs import convert_inputs
 from keel.data.partition import partition_dataset
 from keel.data.transforms import Pixels, Tokens
 
@@ -59,6 +60,13 @@ def test_a_run_with_feature_shift_has_the_same_bits_with_every_engine(tmp_path: 
         for name in ("serial", "pool")
     ]
     assert models[0] == models[1]
+
+
+def test_several_inputs_are_refused() -> None:
+    several = convert_inputs((np.zeros((20, 3)), np.zeros((20, 2))), "data.inputs")
+    examples = Examples(several, torch.arange(20) % 2)
+    with pytest.raises(KeelError, match=r"data\.partition = 'feature' requires one array of inputs"):
+        shifted(Dataset(examples, examples, 2))
 
 
 def test_noise_is_added_to_transformed_pixels() -> None:

@@ -193,10 +193,7 @@ def _file_backed(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class FederatedData:
-    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels.
-
-    `class_names` is empty and `client_names` None if the data have no names.
-    """
+    """Training examples partitioned over clients, and test examples. `classes` is 0 if targets are not labels."""
 
     name: str
     train: Examples
@@ -211,7 +208,9 @@ class FederatedData:
     test_clients: np.ndarray | None = None
     """The client of each test example, if the test examples belong to clients."""
     class_names: tuple[str, ...] = ()
+    """The name of each class; empty if the classes have no names."""
     client_names: np.ndarray | None = None
+    """The natural key of each client; None if the clients have no names."""
     is_local: ClassVar[bool] = True
     """Whether the examples are on this machine."""
 

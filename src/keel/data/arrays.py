@@ -9,7 +9,7 @@ import numpy as np
 from keel.core.examples import Examples, TaskKind
 from keel.data.dataset import Dataset
 from keel.data.inputs import convert_inputs
-from keel.data.targets import convert_targets, count_classes, infer_task
+from keel.data.targets import convert_targets, count_classes, encode_texts, infer_task
 from keel.errors import KeelError
 from keel.settings import PathText
 
@@ -81,24 +81,6 @@ def as_dataset(
             )
     classes = count_classes(task, train.targets, test.targets)
     return Dataset(train, test, classes, keys=keys, task=task, class_names=tuple(class_names[:classes]))
-
-
-def encode_texts(labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Convert labels that are text to their positions among the sorted labels.
-
-    Returns:
-        The labels, the test labels, and the sorted texts; if the labels are not text, as they are, and no texts.
-    """
-    if not (_are_texts(labels) and _are_texts(test_labels)):
-        return labels, test_labels, ()
-    names, positions = np.unique(np.concatenate([labels, test_labels]).astype(str), return_inverse=True)
-    return positions[: len(labels)], positions[len(labels) :], tuple(names.tolist())
-
-
-def _are_texts(labels: np.ndarray) -> bool:
-    return labels.ndim == 1 and (
-        labels.dtype.kind == "U" or (labels.dtype == object and all(isinstance(label, str) for label in labels))
-    )
 
 
 def read(path: Path, field: str) -> np.ndarray:

@@ -41,6 +41,8 @@ def with_noise(dataset: Dataset, partition: Partition, noise: float, rng: np.ran
 
 
 def _check_inputs(dataset: Dataset) -> None:
+    if not isinstance(dataset.train.inputs, Tensor):
+        raise KeelError("data.partition = 'feature' requires one array of inputs (got several, or items); use 'iid'")
     first = dataset.transform(dataset.train.inputs[:1])
     if not first.is_floating_point():
         raise KeelError(f"data.partition = 'feature' requires inputs that are floats (got {first.dtype}); use 'iid'")
@@ -53,7 +55,8 @@ def _check_inputs(dataset: Dataset) -> None:
 def _transformed(inputs: Tensor, transform: Transform) -> Tensor:
     """Return a transformed copy of all inputs."""
     first = transform(inputs[:1])
-    result = torch.empty((len(inputs), *first.shape[1:]), dtype=first.dtype)
+    dtype = torch.float32 if first.dtype == torch.float64 else first.dtype
+    result = torch.empty((len(inputs), *first.shape[1:]), dtype=dtype)
     for start in range(0, len(inputs), EXAMPLES_PER_STEP):
         result[start : start + EXAMPLES_PER_STEP] = transform(inputs[start : start + EXAMPLES_PER_STEP])
     return result

@@ -92,10 +92,10 @@ def partition_dataset(
         dataset.transform,
         dataset.specials,
         dataset.sha256 or fingerprint(dataset.train, dataset.test),
-        dataset.task,
-        test_clients,
-        dataset.class_names,
-        client_names,
+        task=dataset.task,
+        test_clients=test_clients,
+        class_names=dataset.class_names,
+        client_names=client_names,
     )
 
 

@@ -78,3 +78,21 @@ def count_classes(task: TaskKind, *targets: Tensor) -> int:
     if task not in ("classification", "sequence"):
         return 0
     return 1 + max(int(tensor.max()) for tensor in targets)
+
+
+def encode_texts(labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Convert labels that are text to their positions among the sorted labels.
+
+    Returns:
+        The labels, the test labels, and the sorted texts; if the labels are not text, as they are, and no texts.
+    """
+    if not (_are_texts(labels) and _are_texts(test_labels)):
+        return labels, test_labels, ()
+    names, positions = np.unique(np.concatenate([labels, test_labels]).astype(str), return_inverse=True)
+    return positions[: len(labels)], positions[len(labels) :], tuple(names.tolist())
+
+
+def _are_texts(labels: np.ndarray) -> bool:
+    return labels.ndim == 1 and (
+        labels.dtype.kind == "U" or (labels.dtype == object and all(isinstance(label, str) for label in labels))
+    )

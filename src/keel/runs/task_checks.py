@@ -111,6 +111,16 @@ def _check_outputs(data: FederatedData, outputs: Tensor, targets: Tensor) -> Non
         )
 
 
+def _hint_on_labels(data: FederatedData) -> str:
+    """Return a hint if the labels are counted from 1."""
+    if data.kind != "classification":
+        return ""
+    present = {*torch.unique(data.train.targets).tolist(), *torch.unique(data.test.targets).tolist()}
+    if present != set(range(1, data.classes)):
+        return ""
+    return f"; the labels are 1 to {data.classes - 1}: to count them from 0, subtract 1"
+
+
 def _check_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
     for metric in task.metrics:
         try:
@@ -143,11 +153,3 @@ def _check_single_example(task: Task, spec: Spec) -> None:
             f"({str(error).splitlines()[0]}); set local.drop_last = true, another local.batch, or model.buffers = "
             "'group_norm'"
         ) from error
-
-
-def _hint_on_labels(data: FederatedData) -> str:
-    """Return a hint if the labels are counted from 1."""
-    present = {*torch.unique(data.train.targets).tolist(), *torch.unique(data.test.targets).tolist()}
-    if data.classes < 2 or present != set(range(1, data.classes)):
-        return ""
-    return f"; the labels are 1 to {data.classes - 1}: to count them from 0, subtract 1"
