@@ -57,9 +57,9 @@ def main() -> None:
         typer.echo(f"keel: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("keel: stopped; continue from the last checkpoint with keel resume", err=True)
+        typer.echo("keel: interrupted; continue from the last checkpoint with keel resume", err=True)
         sys.exit(130)
     except Interrupted:
-        typer.echo("keel: stopped; run the same command again to continue", err=True)
+        typer.echo("keel: interrupted; run the same command again to continue", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)

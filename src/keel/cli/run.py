@@ -113,9 +113,10 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
     else:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
         quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
+        rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
-            f"accuracy {percent(quality)}, "
+            f"{rule}accuracy {percent(quality)}, "
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )
@@ -123,5 +124,5 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
             console.print(f"engine: {summary['engine']}, because {reason}", soft_wrap=True)
         console.print(f"run: {path}", soft_wrap=True)
     if summary["status"] == "interrupted":
-        errors.print(f"stopped; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
+        errors.print(f"interrupted; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
         raise typer.Exit(130)

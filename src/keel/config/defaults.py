@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from keel import models
 from keel.algorithms import REGISTRY, Algorithm
-from keel.config.network import Network
 from keel.config.overrides import flatten, merge, override, put
-from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, resolved_spec
+from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, last_rounds, resolved_spec
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
 from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
@@ -41,7 +40,7 @@ def check_names(table: Mapping[str, Any]) -> None:
     for section, value in table.items():
         if section not in Spec.model_fields:
             raise unknown_name("spec field", section, Spec.model_fields)
-        kind = Network if section == "network" else Spec.model_fields[section].annotation
+        kind = _table_type(Spec.model_fields[section].annotation)
         if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, BaseModel | Algorithm)):
             continue
         if not isinstance(value, Mapping):
@@ -50,6 +49,11 @@ def check_names(table: Mapping[str, Any]) -> None:
             for field in value:
                 if field not in kind.model_fields:
                     raise unknown_name(f"{section} field", field, kind.model_fields)
+
+
+def _table_type(annotation: Any) -> Any:
+    """The type of a field of the spec; of an optional table, the type of the table."""
+    return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
 
 
 def user_files(table: Mapping[str, Any]) -> list[str]:
@@ -119,7 +123,7 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     rounds = full.get("rounds", Spec.model_fields["rounds"].default)
     if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
         most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)
-        full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # a short run has fewer last rounds
+        full["evaluation"]["last"] = last_rounds(most, rounds)
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # the sampling probabilities already weight the clients
     _adjust_data(full["data"], given.get("data", {}))

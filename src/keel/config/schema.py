@@ -156,10 +156,11 @@ class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
-    metrics: list[Annotated[str, Field(min_length=1)]] = []
+    metrics: list[Annotated[str, Field(min_length=1)]] | None = None
     maximize: bool | None = None
     clients: Count | None = None
-    finetune_steps: Annotated[int, Field(ge=0)] = 0
+    finetune_steps: Count | None = None
+    select: bool | None = None
     drift: bool = False
     deviation: list[Count] = []
 
@@ -174,6 +175,34 @@ class EvaluationSpec(_Table):
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after this one of `rounds` rounds."""
         return round % self.every == 0 or round > rounds - self.last
+
+    @model_validator(mode="after")
+    def _not_selected_on_test(self) -> "EvaluationSpec":
+        if self.select and self.on != "validation":
+            raise ValueError(
+                f"select = true requires on = 'validation' (got {self.on!r}): a model that is selected on the test "
+                "examples has a biased result on them"
+            )
+        return self
+
+
+def last_rounds(most: int, rounds: int) -> int:
+    """The number of final rounds over which a result is averaged: `most`, but at most a third of the rounds."""
+    return min(most, max(1, rounds // 3))
+
+
+class StopSpec(_Table):
+    target: float | None = None
+    patience: Count | None = None
+    min_delta: Annotated[float, Field(ge=0)] | None = None
+    seconds: Positive | None = None
+    gigabytes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _delta_of_patience(self) -> "StopSpec":
+        if self.min_delta is not None and self.patience is None:
+            raise ValueError(f"min_delta requires patience (got min_delta = {self.min_delta:g} alone)")
+        return self
 
 
 class EngineSpec(_Table):
@@ -269,6 +298,7 @@ class Spec(_Table):
     server: ServerSpec
     participation: ParticipationSpec
     evaluation: EvaluationSpec
+    stop: Annotated[StopSpec | None, BeforeValidator(lambda table: None if table == {} else table)] = None
     engine: EngineSpec
     memory: MemorySpec
     network: Network | None = None

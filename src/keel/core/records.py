@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+COMPLETE = frozenset({"finished", "stopped"})
+"""The statuses of runs that have a result: all rounds ran, or a rule of `[stop]` ended the run."""
 FRACTIONS = frozenset({"accuracy"})
 """Metrics between 0 and 1 that are shown in percent."""
 
@@ -67,18 +69,24 @@ class Summary(TypedDict):
     """How a run ended: summary.json."""
 
     status: str
-    """finished, diverged or interrupted."""
+    """finished, stopped (by a rule of `[stop]`), diverged or interrupted."""
+    stop_reason: str | None
+    """The rule that stopped the run; None unless its status is stopped."""
     rounds: int
     metric: str
     """The key of the primary metric in the records."""
     maximize: bool
     """Whether larger values of the primary metric are better."""
     value: float | None
-    """The primary metric's mean over the last `evaluation.last` rounds; None unless the run finished."""
+    """The primary metric's mean over the last `evaluation.last` rounds, at most a third of the rounds if the run
+    stopped; None unless it finished or stopped."""
     last_value: float | None
     """The primary metric after the last round that was evaluated."""
+    best_round: int | None
+    """With `evaluation.select`, the round of the best model by the primary metric."""
+    best_value: float | None
     accuracy: float | None
-    """Accuracy's mean over the last `evaluation.last` rounds; None unless the run finished."""
+    """Accuracy's mean over the same rounds as `value`."""
     last_accuracy: float | None
     test_loss: float | None
     class_accuracy: list[float | None] | None

@@ -87,7 +87,8 @@ def run_federation(
             log.info("resuming after round %d of %d: %s", state.round, spec.rounds, folder.path)
         run = execute(folder, training, state, [_progress(spec)])
     _write_model(folder, run.module)
-    log.info("%s after %d rounds: %s", run.status, run.summary["rounds"], folder.path.absolute())
+    reason = f" ({run.summary['stop_reason']})" if run.status == "stopped" else ""
+    log.info("%s after %d rounds%s: %s", run.status, run.summary["rounds"], reason, folder.path.absolute())
     return run
 
 

@@ -96,7 +96,7 @@ def _read_spec(table: dict[str, Any]) -> Spec:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")
     if spec.evaluation.on == "validation":
         raise KeelError("evaluation.on must be 'test' in a federation (got 'validation')")
-    if unsupported := sorted(set(spec.evaluation.metrics) - {"accuracy", "test_loss"}):
+    if unsupported := sorted(set(spec.evaluation.metrics or ()) - {"accuracy", "test_loss"}):
         raise KeelError(
             f"evaluation.metrics must be 'accuracy' or 'test_loss' in a federation (got {unsupported[0]!r}): sites "
             "report only sums"

@@ -6,6 +6,7 @@ from typing import Any
 
 from keel.config.network import Network
 from keel.config.overrides import flatten
+from keel.core.records import COMPLETE
 from keel.errors import KeelError, unknown_name
 from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
 from keel.report.method import Method, Table
@@ -146,8 +147,8 @@ class Comparison:
             "rounds_saved": saving(spent.rounds, reference.rounds) if spent and reference else None,
             "bytes_saved": saving(spent.bytes, reference.bytes) if spent and reference else None,
         }
-        ended = method.status in ("finished", "diverged") and method.total.rounds
-        if baseline is not None and target is not None and baseline.status == "finished" and ended:
+        ended = method.status in (*COMPLETE, "diverged") and method.total.rounds
+        if baseline is not None and target is not None and baseline.status in COMPLETE and ended:
             row["cost"] = asdict(cost(spent, method.budget, reference or baseline.budget))
         return row
 

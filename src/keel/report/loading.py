@@ -77,7 +77,8 @@ def _load_method(label: str, group: list[RunFolder], network: Network | None) ->
 
 def _status(states: set[str]) -> str:
     """Return the status of a method: the worst of its runs'."""
-    return next((status for status in ("diverged", "interrupted", "unfinished") if status in states), "finished")
+    worst_first = ("diverged", "interrupted", "unfinished", "stopped")
+    return next((status for status in worst_first if status in states), "finished")
 
 
 def _totals(

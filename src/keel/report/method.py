@@ -61,7 +61,12 @@ class Method:
         """The fields that two methods must share to be comparable: all but the algorithm and its learning rates."""
         local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}
         common = ("rounds", "data", "model", "participation", "evaluation")
-        return {**{k: self.shared[k] for k in common}, "local": local, "task": self.task}
+        return {
+            **{k: self.shared[k] for k in common},
+            "stop": self.shared.get("stop", {}),
+            "local": local,
+            "task": self.task,
+        }
 
     def comparable(self, other: "Method") -> bool:
         return self.setting == other.setting

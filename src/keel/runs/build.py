@@ -20,6 +20,8 @@ from keel.core.observers import Observer
 from keel.core.randomness import keyed_torch_rng
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
+from keel.core.selection import KeepBest
+from keel.core.stopping import StopRules
 from keel.core.task import Task
 from keel.core.transforms import ChannelsLast, Layout
 from keel.data import catalog
@@ -83,7 +85,7 @@ def build(
             chosen = engines.make_engine(spec.engine.name, workload, count, cluster)
         else:
             chosen = engines.make_user_engine("engine", engine, workload, count)
-        loop = Loop(task, spec.algorithm, sampler, chosen, _loop_settings(spec), _observers(spec))
+        loop = Loop(task, spec.algorithm, sampler, chosen, _loop_settings(spec), _observers(spec, task))
     except BaseException:  # a cluster that was joined has to be left
         if cluster is not None:
             cluster.leave()
@@ -119,7 +121,9 @@ def make_task(
             shape = tuple(data.input_shape)
             raise KeelError(f"engine.layout = 'channels_last' requires images (got inputs of shape {shape})")
         data = replace(data, transform=ChannelsLast(data.transform))
-    measured, primary = make_metrics(spec.evaluation.metrics if metrics is None else metrics, data, spec.evaluation)
+    measured, primary = make_metrics(
+        (spec.evaluation.metrics or ()) if metrics is None else metrics, data, spec.evaluation
+    )
     task = Task(module, data, find_loss(loss or spec.local.loss, data), (), layout, measured, primary, tests)
     return checked_task(task, spec) if data.is_local else task
 
@@ -194,9 +198,23 @@ def _loop_settings(spec: Spec) -> LoopSettings:
     )
 
 
-def _observers(spec: Spec) -> list[Observer]:
-    observers: list[Observer] = [Drift()] if spec.evaluation.drift else []
-    return [*observers, Deviation(spec.evaluation.deviation)] if spec.evaluation.deviation else observers
+def stop_rules(spec: Spec) -> StopRules:
+    """The rules of the spec's `[stop]` table."""
+    if spec.stop is None:
+        return StopRules()
+    fields = spec.stop.model_dump(exclude={"gigabytes"}, exclude_none=True)
+    return StopRules(**fields, bytes=None if spec.stop.gigabytes is None else spec.stop.gigabytes * 1e9)
+
+
+def _observers(spec: Spec, task: Task) -> list[Observer]:
+    evaluation, observers = spec.evaluation, list[Observer]()
+    if evaluation.drift:
+        observers.append(Drift())
+    if evaluation.deviation:
+        observers.append(Deviation(evaluation.deviation))
+    if evaluation.select:
+        observers.append(KeepBest(task.primary))
+    return observers
 
 
 def _default_layout(data: FederatedData, module: nn.Module, engine: EngineSpec) -> Layout:

@@ -56,18 +56,8 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
     if not file.is_file():
         return None
     state = TrainingState(0, {}, clients)
-    try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata()
-            if metadata.get("format") != FORMAT:
-                raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
-            state.round = int(metadata["round"])
-            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise KeelError(
-            f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "
-            "keel resume to restart from round 1"
-        ) from error
+    tensors, metadata = _read(file)
+    state.round = int(metadata["round"])
     for key in sorted(tensors):
         kind, _, name = key.partition("/")  # names of server state may contain a slash
         if kind == "server":
@@ -78,6 +68,30 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
             state.buffers = tensors[key]
     state.clients.restore(tensors["clients/clients"].numpy(), tensors["clients/rows"].numpy(), metadata["signature"])
     return state
+
+
+def load_observed(file: Path) -> dict[str, Tensor]:
+    """The tensors that observers keep in a checkpoint; none without a checkpoint."""
+    if not file.is_file():
+        return {}
+    tensors, _ = _read(file, "observed/")
+    return {key.removeprefix("observed/"): tensor for key, tensor in tensors.items()}
+
+
+def _read(file: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a checkpoint whose names begin with `prefix`, and its metadata."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata()
+            if metadata.get("format") != FORMAT:
+                raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
+            names = [key for key in content.keys() if key.startswith(prefix)]  # noqa: SIM118 (not a dict)
+            return {key: content.get_tensor(key) for key in names}, metadata
+    except SafetensorError as error:
+        raise KeelError(
+            f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "
+            "keel resume to restart from round 1"
+        ) from error
 
 
 def _safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:

@@ -27,9 +27,10 @@ from keel.config.overrides import read_spec
 from keel.config.schema import Spec, resolved_spec
 from keel.core.client_state import ClientStates
 from keel.core.records import Environment, Record, Summary
+from keel.core.selection import BestModel, kept_best
 from keel.core.training_state import TrainingState
 from keel.errors import KeelError
-from keel.runs.checkpoint import load_checkpoint, save_checkpoint
+from keel.runs.checkpoint import load_checkpoint, load_observed, save_checkpoint
 from keel.runs.files import sync, write_atomic, write_synced
 
 
@@ -119,7 +120,7 @@ class RunFolder:
 
     @property
     def ended(self) -> bool:
-        """Whether the run finished or diverged, so that no round is left."""
+        """Whether the run finished, stopped or diverged, so that no round is left."""
         summary = self.summary
         return summary is not None and summary["status"] != "interrupted"
 
@@ -175,6 +176,14 @@ class RunFolder:
 
     def finish(self, summary: Summary) -> None:
         write_atomic(self.summary_file, [_json(summary, indent=2)])
+
+
+def best_model(folder: RunFolder) -> BestModel | None:
+    """The best model by the primary metric that a run with `evaluation.select` has kept so far, or None.
+
+    It is unpacked as theta, buffers, round, value.
+    """
+    return kept_best(load_observed(folder.checkpoint_file))
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:

@@ -60,11 +60,11 @@ def footprint_of(training: Training) -> Footprint:
     )
     server = sum(t.numel() * t.element_size() for t in spec.algorithm.init_server(training.loop.initial).values())
     server += model * min(spec.rounds, spec.algorithm.history(training.loop.sampler.period))
-    updates = model * max(spec.evaluation.deviation, default=0)
+    observed = model * (max(spec.evaluation.deviation, default=0) + bool(spec.evaluation.select))
     budget = int(spec.memory.ram_gb * 1e9)
-    disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + updates) + max(0, server - budget)
+    disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
     disk += spec.rounds * (ROUND_LINES + 8 * cohort)
-    ram = min(server, max(budget, 2 * model)) + 2 * updates + training.loop.engine.footprint(_round_size(training))
+    ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
     return Footprint(disk, ram, clients if stored else 0, stored, server)
 
 

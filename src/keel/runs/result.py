@@ -24,12 +24,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, diverged or interrupted."""
+        """finished, stopped (by a rule of `[stop]`), diverged or interrupted."""
         return self.summary["status"]
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over the last `evaluation.last` rounds; None for a run that did not finish."""
+        """The mean over the last `evaluation.last` rounds; None for a run that diverged or was interrupted."""
         return self.summary["accuracy"]
 
     @property

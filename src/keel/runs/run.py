@@ -56,7 +56,8 @@ def run(
         out: The folder; without it a new one below runs/.
         hooks: keel.Observer instances, or functions hook(record, state, seconds) that are called after each round.
         workers: Processes to train with.
-        stop: Called after each round; True stops the run as Ctrl-C does.
+        stop: Called after each round; True interrupts the run as Ctrl-C does, and keel.resume continues it. The
+            rules that end a run with a result are the spec's table `stop`.
         announce: Called with the memory and disk footprint before anything is written.
 
     Raises:

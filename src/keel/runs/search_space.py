@@ -119,7 +119,7 @@ class Plan:
 
     def chosen(self, point: Point) -> Spec:
         """The spec of a point as a separate experiment: evaluated on the test examples, with the first seed."""
-        return self._spec({**point, "evaluation.on": "test"})
+        return self._spec({**point, "evaluation.on": "test", "evaluation.select": None})
 
     def points(self) -> list[Point]:
         """The points of a grid or of a random search."""

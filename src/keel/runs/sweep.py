@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from keel.core.records import COMPLETE
 from keel.engines import cores
 from keel.runs.build import check_tasks
 from keel.runs.files import write_atomic
@@ -72,18 +73,18 @@ def _run_points(plan: Plan, points: list[Point], path: Path, quiet: bool) -> Non
 
 
 def _row(plan: Plan, point: Point, path: Path) -> dict[str, Any]:
-    """The result of a point: the accuracy of each seed, their mean, and whether all runs finished."""
+    """The result of a point: the accuracy of each seed, their mean, and whether all runs have a result."""
     folders = [find_run(*run) for run in plan.runs(point, path)]
     summaries = [None if folder is None else folder.summary for folder in folders]
     statuses = {"missing" if summary is None else summary["status"] for summary in summaries}
     scores = [None if summary is None else summary["accuracy"] for summary in summaries]
     values = [score for score in scores if score is not None]
-    finished = statuses == {"finished"}
+    complete = statuses <= COMPLETE
     return {
         "fields": point,
-        "status": "finished" if finished else "diverged" if "diverged" in statuses else "pruned",
-        "score": fmean(values) if finished else None,
-        "deviation": stdev(values) if finished and len(values) > 1 else None,
+        "status": "finished" if complete else "diverged" if "diverged" in statuses else "pruned",
+        "score": fmean(values) if complete else None,
+        "deviation": stdev(values) if complete and len(values) > 1 else None,
         "scores": dict(zip(map(str, plan.seeds), scores, strict=True)),
         "path": name_of(point),
     }

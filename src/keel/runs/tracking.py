@@ -21,7 +21,7 @@ from filelock import FileLock
 from keel.config.overrides import flatten
 from keel.config.schema import Spec, TrackingSpec
 from keel.core.observers import Hook
-from keel.core.records import Record, Summary
+from keel.core.records import COMPLETE, Record, Summary
 from keel.errors import KeelError
 from keel.runs.files import sqlite_address
 from keel.runs.folder import RunFolder
@@ -174,7 +174,7 @@ class WeightsAndBiases:
 
     def close(self, summary: Summary | None) -> None:
         self.run.summary.update({f"summary.{name}": value for name, value in (summary or {}).items()})
-        self.run.finish(exit_code=0 if summary is not None and summary["status"] == "finished" else 1)
+        self.run.finish(exit_code=0 if summary is not None and summary["status"] in COMPLETE else 1)
 
 
 def _wandb_mode(spec: TrackingSpec) -> str:
@@ -234,7 +234,7 @@ class MLflow:
             self.waiting += self._metrics(summary["rounds"], {f"summary.{k}": v for k, v in numbers.items()})
             for name in ("status", "engine", "model_sha256"):
                 self.client.set_tag(self.id, f"summary.{name}", summary[name])
-            status = {"finished": "FINISHED", "diverged": "FAILED"}.get(summary["status"], status)
+            status = {**dict.fromkeys(COMPLETE, "FINISHED"), "diverged": "FAILED"}.get(summary["status"], status)
         self._send()
         self.client.set_terminated(self.id, status)
 
