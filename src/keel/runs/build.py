@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from keel import engines, models, registry
+from keel import engines, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
 from keel.core.client import LocalConfig, LocalTraining
 from keel.core.devices import cores, find_device
@@ -19,7 +19,7 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
-from keel.core.randomness import keyed_rng, keyed_torch_rng
+from keel.core.randomness import keyed_rng
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
 from keel.core.task import Task, default_loss
@@ -28,7 +28,7 @@ from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
-from keel.models.normalisation import group_norm
+from keel.runs.initial_model import initial_module
 from keel.runs.task_checks import checked_task
 from keel.settings import call_imported
 
@@ -95,11 +95,7 @@ def make_task(
         data = hold_out_validation(data, spec.seed)
     if spec.algorithm.pooled:
         data = replace(data, partition=Partition.of([data.partition.indices]))
-    if module is None:
-        with keyed_torch_rng(spec.seed, "model"):
-            module = models.build(spec.model.name, data.input_shape, data.classes, spec.model.settings)
-    if spec.model.buffers == "group_norm":
-        module = group_norm(module)
+    module = initial_module(spec.model, spec.seed, data.input_shape, data.classes, module)
     if loss is not None and not callable(loss):
         raise KeelError(
             f"loss must be a function of outputs and targets that returns a loss per example (got {loss!r})"

@@ -19,12 +19,14 @@ from keel.data.statistics import client_statistics
 from keel.errors import KeelError
 from keel.runs.build import EngineFactory, Training, build, make_task
 from keel.runs.checkpoint import check_dtypes
-from keel.runs.environment import SAME_BITS, check_same_task, environment_of, versions
+from keel.runs.environment import SAME_BITS, environment_of, versions
 from keel.runs.execute import execute
 from keel.runs.folder import RunFolder
+from keel.runs.model_record import model_record
 from keel.runs.passed import check_resumed, spec_of
 from keel.runs.resources import Footprint, check_footprint
 from keel.runs.result import Run, ended_run
+from keel.runs.same_task import check_same_task
 from keel.runs.tracking import check_trackers
 
 
@@ -106,25 +108,25 @@ def resume(
     folder = RunFolder.open(Path(path))
     table, environment = folder.table, folder.environment
     recorded = {"device": environment.get("device", "cpu"), "layout": environment.get("layout")}
-    engine_table = recorded | _resumed_engine(folder, table["engine"]["name"], address)
+    engine_table = recorded | _resumed_engine(folder, table.get("engine", {}).get("name"), address)
     passed = {"model": model, "data": data, "algorithm": algorithm, "loss": loss, "sampler": sampler, "engine": engine}
-    check_resumed(passed, table, environment)
-    spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
+    check_resumed(passed, folder)
+    spec = folder.spec if algorithm is None else resolved_spec({**table, "algorithm": algorithm})
     check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=engine_table)})
     with folder.locked():
-        task = make_task(spec, module=model, data=data, loss=loss)
+        task = make_task(_with_recorded_init(spec, folder), module=model, data=data, loss=loss)
         training = build(spec, task, workers=workers, engine=engine, sampler=sampler)
         loop = training.loop
         with closing(loop.engine):
-            check_same_task(environment, loop)
+            check_same_task(folder, loop)
             if folder.ended:
-                return ended_run(folder, training, folder.checkpoint() or loop.start())
+                return ended_run(folder, training, folder.final_state())
             state = folder.restore(loop.client_states(folder.clients_file)) or loop.start(folder.clients_file)
             return execute(folder, training, state, hooks, stop)
 
 
-def _resumed_engine(folder: RunFolder, requested: str, address: str | None) -> dict[str, Any]:
+def _resumed_engine(folder: RunFolder, requested: str | None, address: str | None) -> dict[str, Any]:
     """The fields of the engine with which a run continues: the one it started with, or its equal on a cluster."""
     if requested == CUSTOM:
         return {"name": CUSTOM}
@@ -138,6 +140,13 @@ def _resumed_engine(folder: RunFolder, requested: str, address: str | None) -> d
     if not kind.on_cluster:  # a run that a job on a cluster started continues without the cluster
         return {"name": folder.engine, "address": None, "gpus": None}
     return {"name": folder.engine}
+
+
+def _with_recorded_init(spec: Spec, folder: RunFolder) -> Spec:
+    """The spec whose initial weights are those in the folder: the file `model.init` may have changed or be gone."""
+    if spec.model.init is None or not folder.initial_file.is_file():
+        return spec
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"init": str(folder.initial_file)})})
 
 
 def find_run(spec: Spec, path: Path) -> RunFolder | None:
@@ -163,15 +172,16 @@ def create_folder(training: Training, path: Path | None, more: Mapping[str, Any]
     spec = training.spec
     environment: Any = {**environment_of(training), **(more or {})}
     statistics = {**client_statistics(training.loop.task.data), "split": partition_label(spec.data)}
+    model = model_record(training)
     if path is not None:
         try:
-            return RunFolder.create(path, spec, environment, statistics)
+            return RunFolder.create(path, spec, environment, statistics, model)
         except FileExistsError:
             raise KeelError(f"out: {str(path)!r} exists; use a new folder, or keel resume {path}") from None
     for number in count(1):
         unused = Path("runs") / (spec.label + f"-{number}" * (number > 1))
         try:
-            return RunFolder.create(unused, spec, environment, statistics)
+            return RunFolder.create(unused, spec, environment, statistics, model)
         except FileExistsError:  # perhaps made this moment by another process
             continue
     raise AssertionError("count() does not end")
