@@ -165,6 +165,30 @@ def test_the_lines_of_the_card_load_a_model_that_was_passed_in_python(
         assert torch.equal(model(inputs), passed.module(inputs))
 
 
+MODELS = """
+from torch import nn
+
+def net(width=4):
+    return nn.Sequential(nn.Linear(64, width), nn.Linear(width, 10))
+
+def shaped(input_shape, classes):
+    return nn.Linear(*input_shape, classes)
+"""
+
+
+@pytest.mark.parametrize("name", ["net", "shaped"])
+def test_the_lines_of_the_card_make_a_model_of_the_user(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exported_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    table = {**SHORT, "rounds": 1, "model": {"name": f"exported_models:{name}"}}
+    run = keel_api.run(table, out=tmp_path / "run")
+    exported = export(RunFolder.open(run.path), tmp_path / "model.safetensors")
+    assert equal(dict(run_card(exported.card, monkeypatch).state_dict()), run.state_dict())
+    assert equal(dict(keel_api.load(run.path).module.state_dict()), run.state_dict())
+
+
 def test_an_existing_file_is_kept_without_force(keel: Keel, digits: keel_api.Run, tmp_path: Path) -> None:
     (tmp_path / "model.md").write_text("mine")
     called = keel("export", digits.path)

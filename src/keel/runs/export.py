@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from keel.errors import KeelError
 from keel.runs.checkpoint import load_model, safetensors_parts
@@ -54,7 +53,12 @@ def export(folder: RunFolder, out: Path, *, force: bool = False, checkpoint: Pat
     if saved is None:
         raise folder.no_checkpoint()
     tensors = trained_tensors(folder, checkpoint)
-    _check_finite(folder, tensors)
+    summary = folder.summary
+    diverged = checkpoint is None and summary is not None and summary["status"] == "diverged"
+    if diverged or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+        raise KeelError(
+            f"run: {str(folder.path)!r} diverged, so that it has no model to export; use a smaller local.lr"
+        )
     hub = recorded_model(folder).hub
     if hub is not None:
         tensors = {name.removeprefix(hub["prefix"]): tensor for name, tensor in tensors.items()}
@@ -70,15 +74,6 @@ def export(folder: RunFolder, out: Path, *, force: bool = False, checkpoint: Pat
         write_atomic(config, [(json.dumps(hub["config"], indent=2) + "\n").encode()])
     write_atomic(card, [model_card(folder, out.name, round, tensors, digest.hexdigest()).encode()])
     return Exported(out, card, config, digest.hexdigest(), round)
-
-
-def _check_finite(folder: RunFolder, tensors: dict[str, Tensor]) -> None:
-    summary = folder.summary
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
-    if not finite or (summary is not None and summary["status"] == "diverged"):
-        raise KeelError(
-            f"run: {str(folder.path)!r} diverged, so that it has no model to export; use a smaller local.lr"
-        )
 
 
 def _metadata(folder: RunFolder, round: int) -> dict[str, str]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from safetensors.torch import load_file
 from torch import Tensor
 
 from keel.config.overrides import read_spec
@@ -35,7 +36,7 @@ from keel.core.training_state import TrainingState
 from keel.errors import KeelError
 from keel.runs.checkpoint import load_checkpoint, save_checkpoint
 from keel.runs.files import sync, write_atomic, write_synced
-from keel.runs.model_record import INITIAL, ModelRecord
+from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
 
 
 class RunFolder:
@@ -48,7 +49,7 @@ class RunFolder:
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
         self.clients_file = path / "checkpoint" / "clients.bin"
         self.tracking_file = path / "tracking.json"
-        self.initial_file = path / INITIAL
+        self.frozen_file, self.initial_file = path / FROZEN, path / INITIAL
 
     @classmethod
     def create(
@@ -127,8 +128,12 @@ class RunFolder:
 
     @property
     def model(self) -> ModelRecord | None:
-        """Names and frozen tensors of the model; None in folders of earlier versions."""
+        """The class of the model and the names of its tensors; None in folders of earlier versions."""
         return ModelRecord.read(self.path)
+
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """The model's tensors that training does not change."""
+        return load_file(self.frozen_file) if self.frozen_file.is_file() else {}
 
     @property
     def summary(self) -> Summary | None:

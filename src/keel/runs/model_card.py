@@ -9,9 +9,11 @@ from torch import Tensor
 from keel.config.overrides import flatten
 from keel.config.schema import CUSTOM
 from keel.core.records import Record, primary_metric
-from keel.models import MODELS
+from keel.errors import KeelError
+from keel.models import find
 from keel.runs.folder import RunFolder
 from keel.runs.trained import recorded_model
+from keel.settings import takes_shape_and_classes
 from keel.units import percent, size
 
 HUB_NAME = "model.safetensors"
@@ -109,14 +111,22 @@ def _making(folder: RunFolder) -> str:
     """The lines that make the model."""
     model, data = folder.table["model"], folder.client_statistics
     settings = {key: value for key, value in model.items() if key not in ("name", "buffers", "init")}
-    if model["name"] in MODELS and data is not None:
-        shape, classes = tuple(data["input_shape"]), data["classes"]
-        return f'from keel.models import build\nmodel = build("{model["name"]}", {shape}, {classes}, {settings})'
-    if ":" in model["name"]:
+    if model["name"] == CUSTOM or data is None:
+        return f"model = {recorded_model(folder).class_name}(...)  # the model that was passed to keel.run"
+    if ":" in model["name"] and not _takes_shape(model["name"]):
         module, _, name = model["name"].partition(":")
         arguments = ", ".join(f"{key}={value!r}" for key, value in settings.items())
         return f"from {module} import {name}\nmodel = {name}({arguments})"
-    return f"model = {recorded_model(folder).class_name}(...)  # the model that was passed to keel.run"
+    shape, classes = tuple(data["input_shape"]), data["classes"]
+    return f'from keel.models import build\nmodel = build("{model["name"]}", {shape}, {classes}, {settings})'
+
+
+def _takes_shape(name: str) -> bool:
+    """Whether Keel calls the function with the shape of the data; True if it cannot be imported any more."""
+    try:
+        return takes_shape_and_classes(find(name))
+    except KeelError:
+        return True
 
 
 def _file_name(value: Any) -> Any:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from keel.core.flat_model import FlatModel
@@ -62,13 +61,12 @@ class ModelRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "ModelRecord | None":
-        """Read the record without the initial tensors; None in folders of earlier versions."""
+        """Read the record without the values of tensors; None in folders of earlier versions."""
         if not (folder / FILE).is_file():
             return None
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        frozen = load_file(folder / FROZEN) if (folder / FROZEN).is_file() else {}
         layout = StateLayout.from_json(content["tensors"])
-        return cls(content["class"], layout, frozen, hub=content.get("transformers"))
+        return cls(content["class"], layout, {}, hub=content.get("transformers"))
 
 
 def model_record(training: Training) -> ModelRecord:

@@ -43,7 +43,7 @@ def trained_tensors(folder: RunFolder, checkpoint: Path | None = None) -> dict[s
         raise folder.no_checkpoint()
     _, weights, buffers = saved
     record = recorded_model(folder)
-    return record.layout.state_dict(weights, buffers, record.frozen)
+    return record.layout.state_dict(weights, buffers, record.frozen or folder.frozen_tensors())
 
 
 def trained_module(folder: RunFolder, model: nn.Module | None = None) -> nn.Module:
