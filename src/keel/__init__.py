@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from keel.data.dataset import Dataset
     from keel.data.federate import federate, from_dataset, from_partitioner
     from keel.errors import KeelError
-    from keel.runs.result import Run
+    from keel.runs.result import Run, load
     from keel.runs.run import resume, run
 
 _HOMES = {
     # run an experiment
     "run": "keel.runs.run",
     "resume": "keel.runs.run",
+    "load": "keel.runs.result",
     "Run": "keel.runs.result",
     "Spec": "keel.config.schema",
     "make_spec": "keel.config.defaults",
@@ -71,6 +72,7 @@ __all__ = [
     "from_dataset",
     "from_partitioner",
     "hyperparameters",
+    "load",
     "make_spec",
     "resume",
     "run",

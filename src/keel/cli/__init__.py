@@ -8,6 +8,7 @@ import typer
 from keel.cli import data, deploy, paper
 from keel.cli.algorithms import algorithms
 from keel.cli.compare import compare, demo, report
+from keel.cli.export import export
 from keel.cli.run import resume, run
 from keel.cli.sweep import sweep
 from keel.cli.typer_adapter import USAGE_ERROR, disable_rich_help, usage_message
@@ -38,7 +39,7 @@ def keel(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, resume, compare, sweep, report, algorithms):
+for command in (demo, run, resume, compare, sweep, report, export, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")

@@ -96,8 +96,8 @@ def resume(
     from keel.runs.progress import show_progress
     from keel.runs.run import resume as resume_run
 
-    spec = RunFolder.open(path).spec
-    with show_progress([spec.algorithm.title], [spec.rounds], quiet, paths=[path]) as watch:
+    folder = RunFolder.open(path)
+    with show_progress([folder.title], [folder.table.get("rounds", 0)], quiet, paths=[path]) as watch:
         ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
     _report_end(ended.path, ended.summary, as_json)
 

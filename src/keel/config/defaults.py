@@ -151,12 +151,12 @@ def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _path_fields(table: Mapping[str, Any], *, import_code: bool = True) -> list[tuple[str, str]]:
-    """The given settings of the data set and of the model that are paths."""
+    """The given fields and settings of the data set and of the model that are paths."""
     finders: dict[str, tuple[Iterable[str], Callable[[str], Callable[..., Any]]]] = {
         "data": (catalog.CATALOG, lambda name: catalog.find(name).load),
         "model": (models.MODELS, models.find),
     }
-    fields = []
+    fields = [("model", "init")] if isinstance(table["model"].get("init"), str) else []
     for section, (builtin, find) in finders.items():
         settings, name = table[section], table[section].get("name", CUSTOM)
         if isinstance(name, str) and (name in builtin or (import_code and name != CUSTOM)):

@@ -18,7 +18,7 @@ from keel.core.transforms import Layout
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain
-from keel.settings import check_settings
+from keel.settings import PathText, check_settings
 
 NOT_COMPUTED = ("network", "tracking")
 """Tables that do not change what is computed."""
@@ -96,6 +96,7 @@ class ModelSpec(_Table):
     model_config = ConfigDict(extra="allow")
     name: str = "mlp"
     buffers: BufferPolicy | None = None
+    init: PathText | None = None
 
     @property
     def settings(self) -> dict[str, Any]:

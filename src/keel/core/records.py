@@ -132,6 +132,8 @@ class Environment(Versions, total=False):
     title: str
     """The algorithm's name as people write it."""
     loss: str
+    metrics: str
+    """"custom" if metrics were passed in Python."""
     metric: str
     """The key of the primary metric in the records."""
     maximize: bool

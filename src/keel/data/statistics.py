@@ -21,6 +21,7 @@ def client_statistics(data: FederatedData) -> dict[str, Any]:
         "train_examples": int(sizes.sum()),
         "test_examples": len(data.test),
         "classes": data.classes,
+        **({} if data.classes else {"outputs": data.outputs}),
         "input_shape": list(data.input_shape),
         "client_examples": {
             "least": int(sizes.min()),

@@ -25,12 +25,12 @@ from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
 from keel.deploy.sites import Sites
 from keel.runs.build import Training, build
-from keel.runs.environment import check_same_task
 from keel.runs.execute import execute
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
 from keel.runs.result import Run, ended_run
 from keel.runs.run import create_folder, find_run
+from keel.runs.same_task import check_same_task
 from keel.units import percent, size
 
 MODEL_FILE = "model.safetensors"
@@ -78,7 +78,7 @@ def run_federation(
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
-        check_same_task(folder.environment, training.loop)
+        check_same_task(folder, training.loop)
         if folder.ended:
             return _return_ended(folder, training)
         loop, file = training.loop, folder.clients_file
@@ -93,7 +93,7 @@ def run_federation(
 
 
 def _return_ended(folder: RunFolder, training: Training) -> Run:
-    run = ended_run(folder, training, folder.checkpoint() or training.loop.start())
+    run = ended_run(folder, training, folder.final_state())
     log.info("%s has ended already: %s", folder.path, run.status)
     if not (folder.path / MODEL_FILE).exists():  # the server was killed after the last round
         _write_model(folder, run.module)

@@ -80,6 +80,10 @@ def _read_spec(table: dict[str, Any]) -> Spec:
     for section in "data", "model":
         if "name" in table.get(section, {}):
             raise KeelError(f"{section}.name must not be set (got {table[section]['name']!r}): the app defines it")
+    if "init" in table.get("model", {}):
+        raise KeelError(
+            f"model.init must not be set (got {table['model']['init']!r}): load the weights in the app's model()"
+        )
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}

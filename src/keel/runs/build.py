@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from keel import engines, models, registry
+from keel import engines, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
 from keel.core.client import LocalConfig, LocalTraining
 from keel.core.devices import cores, find_device, same_kind
@@ -17,7 +17,6 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
-from keel.core.randomness import keyed_torch_rng
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
 from keel.core.selection import KeepBest
@@ -28,8 +27,8 @@ from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
-from keel.models.normalisation import group_norm
 from keel.runs.held_out import hold_out_clients, hold_out_validation
+from keel.runs.initial_model import initial_module
 from keel.runs.losses import find_loss
 from keel.runs.metrics import make_metrics
 from keel.runs.task_checks import checked_task
@@ -110,11 +109,7 @@ def make_task(
         data, tests = hold_out_clients(data, spec.evaluation, spec.seed, spec.local.lr)
     if spec.algorithm.pooled:
         data = replace(data, partition=Partition.of([data.partition.indices]), client_names=None)
-    if module is None:
-        with keyed_torch_rng(spec.seed, "model"):
-            module = models.build(spec.model.name, data.input_shape, data.outputs, spec.model.settings)
-    if spec.model.buffers == "group_norm":
-        module = group_norm(module)
+    module = initial_module(spec.model, spec.seed, data.input_shape, data.outputs, module)
     layout = spec.engine.layout or _default_layout(data, module, spec.engine)
     if layout == "channels_last":
         if len(data.input_shape) != 3:

@@ -15,6 +15,8 @@ from keel.errors import KeelError
 from keel.runs.files import write_atomic
 
 FORMAT = "2"
+BUFFERS = "buffers/"
+"""The name of the model's averaged buffers in a checkpoint."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,9 +47,9 @@ def save_checkpoint(file: Path, state: TrainingState) -> None:
     tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in clients.items()}
     tensors |= {f"observed/{name}": tensor for name, tensor in state.observed.items()}
     if state.buffers is not None:
-        tensors["buffers/"] = state.buffers
+        tensors[BUFFERS] = state.buffers
     metadata = {"format": FORMAT, "round": str(state.round), "signature": signature}
-    write_atomic(file, _safetensors(tensors, metadata))
+    write_atomic(file, safetensors_parts(tensors, metadata))
     state.clients.saved()
 
 
@@ -78,7 +80,7 @@ def load_observed(file: Path) -> dict[str, Tensor]:
     return {key.removeprefix("observed/"): tensor for key, tensor in tensors.items()}
 
 
-def _read(file: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read(file: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a checkpoint whose names begin with `prefix`, and its metadata."""
     try:
         with safe_open(file, framework="pt") as content:
@@ -94,11 +96,21 @@ def _read(file: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, st
         ) from error
 
 
-def _safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+def load_model(file: Path) -> tuple[int, Tensor, Tensor | None] | None:
+    """The round, the model and its averaged buffers in a checkpoint; None without one. Other state is not read."""
+    if not file.is_file():
+        return None
+    tensors, metadata = _read(file, ("server/theta", BUFFERS))
+    return int(metadata["round"]), tensors["server/theta"], tensors.get(BUFFERS)
+
+
+def safetensors_parts(tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
     """A safetensors file in parts, one tensor after the other: the library would copy all of them into RAM.
 
-    The length of the header comes first, then the header as JSON, then the tensors.
+    The length of the header comes first, then the header as JSON, then the tensors: the widest dtypes first, so that
+    each is aligned.
     """
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
@@ -19,7 +18,6 @@ from keel.core.records import Environment, Versions
 from keel.core.sampling import Sampler
 from keel.core.task import Task, default_loss
 from keel.core.versions import source_sha256
-from keel.errors import KeelError
 from keel.runs.build import Training
 
 SAME_BITS = ("keel", "source_sha256", "torch", "numpy")
@@ -52,6 +50,7 @@ def environment_of(training: Training) -> Environment:
         "bit_identical": loop.engine.bit_identical,
         "title": training.spec.algorithm.title,
         "algorithm_class": f"{type(loop.algorithm).__module__}:{type(loop.algorithm).__qualname__}",
+        **({"metrics": CUSTOM} if loop.task.metrics and not training.spec.evaluation.metrics else {}),
         "metric": loop.task.primary.name,
         "maximize": loop.task.primary.maximize,
         **_sampler_text(training),
@@ -95,17 +94,10 @@ def _cohorts_sha256(sampler: Sampler) -> str:
 
 def _sampler_text(training: Training) -> dict[str, str]:
     """Text that distinguishes two samplers passed in Python in a report, whatever their seeds."""
-    sampler = training.loop.sampler
     if training.spec.participation.sampler != CUSTOM:
         return {}
-    return {"sampler": f"{type(sampler).__name__}, {sampler.size} of {sampler.clients} clients"}
+    return {"sampler": sampler_text(training.loop.sampler)}
 
 
-def check_same_task(environment: Mapping[str, Any], loop: Loop) -> None:
-    """Raise a KeelError unless the loop's task is the one that the run started with."""
-    for name, value in fingerprints(loop).items():
-        if environment.get(name, value) != value:  # earlier versions recorded fewer fingerprints
-            raise KeelError(
-                f"{name} is {value!r}, but the run started with {environment[name]!r}; resume it with the same model, "
-                "data, loss and sampler"
-            )
+def sampler_text(sampler: Sampler) -> str:
+    return f"{type(sampler).__name__}, {sampler.size} of {sampler.clients} clients"

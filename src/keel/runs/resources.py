@@ -19,6 +19,7 @@ from keel.core.task import Task
 from keel.core.training_state import BUFFERS
 from keel.errors import KeelError
 from keel.runs.build import Training
+from keel.runs.model_record import model_record
 from keel.units import size
 
 CHECKPOINT_ROUNDS = 100
@@ -63,7 +64,7 @@ def footprint_of(training: Training) -> Footprint:
     observed = model * (max(spec.evaluation.deviation, default=0) + bool(spec.evaluation.select))
     budget = int(spec.memory.ram_gb * 1e9)
     disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
-    disk += spec.rounds * (ROUND_LINES + 8 * cohort)
+    disk += spec.rounds * (ROUND_LINES + 8 * cohort) + model_record(training).size
     ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
     return Footprint(disk, ram, clients if stored else 0, stored, server)
 
