@@ -85,12 +85,15 @@ def final_value(summary: Mapping[str, Any]) -> float | None:
     return summary["value"] if "metric" in summary else summary["accuracy"]
 
 
+def last_value(summary: Mapping[str, Any]) -> float | None:
+    """The primary metric after the last evaluation. Earlier versions recorded accuracy."""
+    return summary["last_value"] if "metric" in summary else summary["last_accuracy"]
+
+
 def end_value(summary: Mapping[str, Any]) -> float | None:
     """The final value, or for a run that did not finish, the value after the last evaluation."""
     final = final_value(summary)
-    if final is not None:
-        return final
-    return summary["last_value"] if "metric" in summary else summary["last_accuracy"]
+    return last_value(summary) if final is None else final
 
 
 class Record(TypedDict, total=False):

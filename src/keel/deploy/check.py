@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from keel.config.overrides import flatten
-from keel.core.records import primary_metric
+from keel.core.records import last_value, primary_metric
 from keel.deploy.flower_adapter import InProcessGrid
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
@@ -57,7 +57,7 @@ def check_app(folder: Path, rounds: int) -> str:
     return (
         f"{summary['status']}: {rounds} rounds over {sites} sites with synthetic data "
         f"({', '.join(map(str, examples))} examples), "
-        f"{summary['parameters']:,} parameters, {primary.label} {primary.text(summary['last_value'])}, "
+        f"{summary['parameters']:,} parameters, {primary.label} {primary.text(last_value(summary))}, "
         f"{size(bytes_per_site)} per site and round"
     )
 

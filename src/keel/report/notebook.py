@@ -7,7 +7,7 @@ import vl_convert
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.core.records import Summary, final_value, primary_metric
+from keel.core.records import Summary, final_value, last_value, primary_metric
 from keel.errors import KeelError
 from keel.report.charts import VEGA_LITE
 from keel.report.comparison import Comparison, compare
@@ -42,13 +42,12 @@ def run_html(folder: RunFolder, summary: Summary) -> str:
     except KeelError:
         chart = Markup("")
     primary, loss = primary_metric(summary), summary["test_loss"]
-    last = summary.get("last_value", summary["last_accuracy"])
     row: dict[str, str] = {
         "method": folder.title,
         "status": summary["status"],
         "rounds": str(summary["rounds"]),
         primary.label: primary.text(final_value(summary)),
-        f"last {primary.label}": primary.text(last),
+        f"last {primary.label}": primary.text(last_value(summary)),
         **({} if primary.name == "test_loss" else {"test loss": "-" if loss is None else f"{loss:.4g}"}),
         "bytes": size(summary["bytes_down"] + summary["bytes_up"]),
         "wall-clock time": duration(summary["seconds"]),
