@@ -263,7 +263,7 @@ def test_the_command_prints_the_reason_and_compares_stopped_runs(keel: Keel, in_
     again = keel("compare", "--methods", "fedavg,fedhbm", *rules, "--seeds", "2", "--out", "c", "--json", "--quiet")
     assert json.loads(again.out) == rows
     comparison = compare([RunFolder.open(path) for path in sorted(Path("c").glob("*-seed*"))])
-    assert [method.accuracy_mean for method in comparison.methods] == [row["accuracy_mean"] for row in rows]
+    assert [method.value_mean for method in comparison.methods] == [row["accuracy_mean"] for row in rows]
 
 
 @pytest.mark.parametrize(

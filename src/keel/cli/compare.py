@@ -1,5 +1,6 @@
 """The commands `keel demo`, `keel compare` and `keel report`: methods in one table and on one page."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ from keel.errors import KeelError
 
 if TYPE_CHECKING:
     from keel.report.comparison import Comparison
+    from keel.report.tables import Sheet
 
 DEMO_METHODS = ["fedavg", "fedavgm", "ghbm", "fedhbm"]
 
@@ -97,7 +99,9 @@ def compare(
     Example: keel compare --methods fedavg,ghbm --seeds 3
     """
     from keel.config.overrides import override, read_spec
+    from keel.report.comparison import check_target
     from keel.report.comparison import compare as compare_runs
+    from keel.runs.build import make_task
     from keel.runs.compare import baseline_of, jobs_of, run_jobs
 
     options = {
@@ -113,6 +117,8 @@ def compare(
     _check_format(form, as_json)
     baseline, number = _target(target)
     baseline = None if baseline is None else baseline_of(baseline, jobs)
+    if number is not None and not 0 < number <= 1:  # the data show whether the metric is a fraction
+        check_target(number, {make_task(job.spec).primary for job in jobs[:1]})
     if dry_run:
         print_estimate([job.spec for job in jobs], as_json)
         return
@@ -161,8 +167,8 @@ def _target(text: str | None) -> tuple[str | None, float | None]:
         number = None if text is None else float(text)
     except ValueError:
         return text, None
-    if number is not None and not 0 < number <= 1:
-        raise KeelError(f"--target must be an accuracy above 0 and at most 1, as in 0.8, or an algorithm (got {text})")
+    if number is not None and not isfinite(number):
+        raise KeelError(f"--target must be a finite number, as in 0.8, or an algorithm (got {text})")
     return None, number
 
 
@@ -187,9 +193,12 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
     """Print the tables for the terminal, with the notes that explain them."""
     from keel.cli.terminal import console, print_table
     from keel.report.explanations import difference_notes, explanation
-    from keel.report.tables import costs, results, terminal_table
+    from keel.report.tables import costs, fitted, results, terminal_table
 
-    for sheet in [*results(comparison, interval), *(costs(comparison) if cost else [])]:
+    recorded = _recorded(comparison)
+    if console.is_terminal:  # there may be many columns
+        recorded = [piece for sheet in recorded for piece in fitted(sheet, console.width)]
+    for sheet in [*results(comparison, interval), *(costs(comparison) if cost else []), *recorded]:
         if sheet.title:
             console.print(sheet.title, style="italic", soft_wrap=True)
         print_table(terminal_table(sheet))
@@ -201,6 +210,13 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
     console.print(f"{explanation(comparison, interval)}\n")
 
 
+def _recorded(comparison: "Comparison") -> "list[Sheet]":
+    """Return the tables of what the runs recorded beyond the primary metric."""
+    from keel.report.tables import client_metrics, other_metrics
+
+    return [*client_metrics(comparison), *other_metrics(comparison)]
+
+
 def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:
     """Print the tables as Markdown, LaTeX or CSV."""
     from keel.report import tables
@@ -210,6 +226,7 @@ def _print_markup(comparison: "Comparison", form: Format | None, interval: bool,
         typer.echo(tables.csv_text(comparison), nl=False)
         return
     sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
+    sheets += _recorded(comparison)
     latex = form is Format.latex
     parts = [tables.latex(sheet) if latex else tables.markdown(sheet) for sheet in sheets]
     parts += [tables.latex_note(note) if latex else note for note in difference_notes(comparison)]

@@ -46,7 +46,8 @@ Rate = Annotated[float | None, typer.Option(help="participation.rate: share of t
 Target = Annotated[
     str | None,
     typer.Option(
-        help="Target accuracy: a number, or the algorithm whose final accuracy is the target (default: fedavg)."
+        help="Target of the primary metric: a number, as in 0.8, or the algorithm whose final value is the target "
+        "(default: fedavg)."
     ),
 ]
 Interval = Annotated[

@@ -57,7 +57,7 @@ def run(
     from keel.cli.terminal import announce_footprint
     from keel.config.defaults import make_spec
     from keel.config.overrides import override, read_spec
-    from keel.runs.progress import show_progress
+    from keel.runs.progress import ProgressObserver, show_progress
     from keel.runs.run import run as run_spec
 
     options = {
@@ -76,9 +76,8 @@ def run(
         print_estimate([resolved], as_json)
         return
     with show_progress([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
-        ended = run_spec(
-            resolved, out=out, hooks=[lambda record, *_: watch(0, record)], announce=announce_footprint(quiet)
-        )
+        progress = ProgressObserver(lambda of_round: watch(0, of_round))
+        ended = run_spec(resolved, out=out, hooks=[progress], announce=announce_footprint(quiet))
     _report_end(ended.path, ended.summary, as_json)
 
 
@@ -93,30 +92,31 @@ def resume(
     Example: keel resume runs/digits-mlp-ghbm-seed0
     """
     from keel.runs.folder import RunFolder
-    from keel.runs.progress import show_progress
+    from keel.runs.progress import ProgressObserver, show_progress
     from keel.runs.run import resume as resume_run
 
     folder = RunFolder.open(path)
     with show_progress([folder.title], [folder.table.get("rounds", 0)], quiet, paths=[path]) as watch:
-        ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
+        ended = resume_run(path, address=address, hooks=[ProgressObserver(lambda of_round: watch(0, of_round))])
     _report_end(ended.path, ended.summary, as_json)
 
 
 def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
     """Print how a run ended; exit with 130 if it was interrupted."""
     from keel.cli.terminal import console, errors
+    from keel.core.records import end_value, primary_metric
     from keel.runs.folder import RunFolder
-    from keel.units import percent, size
+    from keel.units import size
 
     if as_json:
         print_json({**summary, "path": str(path)})
     else:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
-        quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
+        primary = primary_metric(summary)
         rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
-            f"{rule}accuracy {percent(quality)}, "
+            f"{rule}{primary.label} {primary.text(end_value(summary))}, "
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )

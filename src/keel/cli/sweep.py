@@ -88,13 +88,15 @@ def sweep(
         return
     ended = run_sweep(plan, out, quiet)
     if as_json:
-        print_json({"path": str(ended.path), "best": str(ended.best) if ended.best else None, "points": ended.rows})
+        selected = {"metric": ended.primary.name, "maximize": ended.primary.maximize}
+        best = str(ended.best) if ended.best else None
+        print_json({"path": str(ended.path), "best": best, **selected, "points": ended.rows})
     else:
         from keel.cli.terminal import console, print_table
         from keel.report.sweep_table import sweep_explanation, sweep_table
 
-        print_table(sweep_table(ended.rows))
-        console.print(f"\n{sweep_explanation(ended.rows, plan.search.on)}\n")
+        print_table(sweep_table(ended.rows, ended.primary))
+        console.print(f"\n{sweep_explanation(ended.rows, plan.search.on, ended.primary)}\n")
         console.print(f"Points: {ended.path / 'sweep.json'}", soft_wrap=True)
         if ended.best is not None:
             console.print(f"Best:   keel run {shlex.quote(str(ended.best))}", soft_wrap=True)

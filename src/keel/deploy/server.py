@@ -15,7 +15,7 @@ from torch import nn
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook
-from keel.core.records import Record
+from keel.core.records import PrimaryMetric, Record
 from keel.core.training_state import TrainingState
 from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
@@ -28,10 +28,11 @@ from keel.runs.build import Training, build
 from keel.runs.execute import execute
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
+from keel.runs.progress import progress_of
 from keel.runs.result import Run, ended_run
 from keel.runs.run import create_folder, find_run
 from keel.runs.same_task import check_same_task
-from keel.units import percent, size
+from keel.units import size
 
 MODEL_FILE = "model.safetensors"
 
@@ -85,7 +86,7 @@ def run_federation(
         state = folder.restore(loop.client_states(file)) or loop.start(file)
         if state.round:
             log.info("resuming after round %d of %d: %s", state.round, spec.rounds, folder.path)
-        run = execute(folder, training, state, [_progress(spec)])
+        run = execute(folder, training, state, [_progress(spec, task.primary)])
     _write_model(folder, run.module)
     reason = f" ({run.summary['stop_reason']})" if run.status == "stopped" else ""
     log.info("%s after %d rounds%s: %s", run.status, run.summary["rounds"], reason, folder.path.absolute())
@@ -100,15 +101,16 @@ def _return_ended(folder: RunFolder, training: Training) -> Run:
     return run
 
 
-def _progress(spec: Spec) -> Hook:
+def _progress(spec: Spec, primary: PrimaryMetric) -> Hook:
     """Return a hook that logs a line after each round."""
 
     def log_round(record: Record, state: TrainingState, seconds: float) -> None:
+        value = progress_of(record, primary).get("value")
         dropped = record.get("dropped", {})
         parts = [
             f"round {record['round']} of {spec.rounds}: {len(record['cohort'])} sites",
             f"{len(dropped)} dropped" if dropped else "",
-            f"accuracy {percent(record['accuracy'])}" if "accuracy" in record else "",
+            "" if value is None else f"{primary.label} {primary.text(value)}",
             size(record["bytes_down"] + record["bytes_up"]),
             f"{seconds:.1f} s",
         ]

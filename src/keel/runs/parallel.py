@@ -16,20 +16,19 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from keel.config.schema import Spec, resolved_spec
 from keel.core.devices import cores
-from keel.core.records import Record, Summary
+from keel.core.records import Summary
 from keel.engines.allocator import tune
 from keel.engines.ray_cluster import Cluster
 from keel.errors import Interrupted
+from keel.runs.progress import ProgressCallback, ProgressObserver, RoundProgress
 from keel.runs.ray_jobs import ProgressReceiver, ProgressSender, RayExecutor, ray_executor
 from keel.runs.run import find_run, resume
 from keel.runs.run import run as start_run
 
 T = TypeVar("T")
-PROGRESS_KEYS = ("round", "bytes_down", "bytes_up", "accuracy", "diverged")
-"""The keys of a record that a worker sends while it runs."""
-OnRound: TypeAlias = Callable[[int, Record], None]
-"""Called with the number of the job and the record of its round."""
-ProgressQueue: TypeAlias = "multiprocessing.Queue[tuple[int, Record]]"
+OnRound: TypeAlias = ProgressCallback
+"""Called with the number of the job and the progress of its round."""
+ProgressQueue: TypeAlias = "multiprocessing.Queue[tuple[int, RoundProgress]]"
 _progress: "ProgressQueue | ProgressSender"
 _halted: "Event | ProgressSender"
 _interrupted = threading.Event()
@@ -149,7 +148,7 @@ def report_to(progress: "ProgressQueue | ProgressSender", halted: "Event | Progr
 
 
 def run_one(
-    number: int, spec: Spec, path: Path, workers: int, enough: Callable[[Record], bool] = lambda record: False
+    number: int, spec: Spec, path: Path, workers: int, enough: Callable[[RoundProgress], bool] = lambda progress: False
 ) -> Summary:
     """Run or resume one job of a worker, and return its summary.
 
@@ -158,9 +157,9 @@ def run_one(
     """
     stopped = threading.Event()
 
-    def report(record: Record, *_: Any) -> None:
-        _progress.put((number, cast(Record, {key: value for key, value in record.items() if key in PROGRESS_KEYS})))
-        if enough(record):
+    def report(progress: RoundProgress) -> None:
+        _progress.put((number, progress))
+        if enough(progress):
             stopped.set()
         if _interrupted.is_set():  # Ctrl-C came before the run could handle it
             signal.raise_signal(signal.SIGINT)
@@ -169,7 +168,7 @@ def run_one(
         raise KeyboardInterrupt
     if (summary := _ended(Job(spec, path))) is not None:
         return summary
-    options: dict[str, Any] = {"hooks": [report], "workers": workers}
+    options: dict[str, Any] = {"hooks": [ProgressObserver(report)], "workers": workers}
     options["stop"] = lambda: stopped.is_set() or _halted.is_set()
     run = resume(path, **options) if path.exists() else start_run(spec, out=path, **options)
     if run.status == "interrupted" and not stopped.is_set():

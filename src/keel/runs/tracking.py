@@ -88,9 +88,14 @@ def tracked(folder: RunFolder, spec: Spec) -> Iterator[Hook]:
 
 
 def scalars(record: Record) -> Scalars:
-    """The numbers of a record by their names in metrics.jsonl; those of the classes are class_accuracy/0 and so on."""
-    of_classes = {f"class_accuracy/{i}": value for i, value in enumerate(record.get("class_accuracy", []))}
-    return _numbers({**record, **of_classes}, but="round")
+    """The numbers of a record by their names in metrics.jsonl.
+
+    Those of the classes are class_accuracy/0 and so on, those over clients clients/mean and so on.
+    """
+    nested = {f"class_accuracy/{i}": value for i, value in enumerate(record.get("class_accuracy", []))}
+    if isinstance(clients := record.get("clients"), dict):
+        nested |= {f"clients/{name}": value for name, value in clients.items()}
+    return _numbers({**record, **nested}, but="round")
 
 
 def _numbers(table: Mapping[str, Any], but: str = "") -> Scalars:
