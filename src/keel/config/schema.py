@@ -9,12 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from keel import engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
-from keel.core.buffers import BufferPolicy
-from keel.core.client_state import Precision
-from keel.core.flat_model import Autocast
+from keel.core.choices import Autocast, BufferPolicy, Layout, Precision
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
-from keel.core.transforms import Layout
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain
