@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keel.data.fetch import Download
 from keel.data.store import data_folder
 
 if TYPE_CHECKING:
     from keel.data.dataset import Dataset
+    from keel.data.fetch import Download
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CatalogEntry:
 
     load: Callable[..., "Dataset"]
     natural: bool | None = False
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple["Download", ...] = ()
     files: tuple[str, ...] = ()
     address: str = ""
 

@@ -61,8 +61,8 @@ def make_engine(name: str, workload: Workload, workers: int, cluster: Cluster | 
 
 
 def _make_named(name: str, workload: Workload, workers: int) -> Engine:
-    if name in _FACTORIES:
-        return _FACTORIES[name](workload, workers)
+    if name in FACTORIES:
+        return FACTORIES[name](workload, workers)
     engine = make_user_engine(name, user_factory(name), workload, workers)
     engine.name = name  # a resumed run finds it by this name
     return engine
@@ -169,7 +169,7 @@ def _not_in_a_spec(workload: Workload, workers: int) -> Engine:
     raise KeelError("engine.name = 'flower' cannot be set in a spec; start a federation with flwr run")
 
 
-_FACTORIES: dict[str, Callable[[Workload, int], Engine]] = {
+FACTORIES: dict[str, Callable[[Workload, int], Engine]] = {
     "serial": _make_serial,
     "cohort": _make_cohort,
     "pool": _make_pool,
