@@ -1,8 +1,9 @@
 """The commands `keel demo`, `keel compare` and `keel report`: methods in one table and on one page."""
 
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,10 +100,6 @@ def compare(
     Example: keel compare --methods fedavg,ghbm --seeds 3
     """
     from keel.config.overrides import override, read_spec
-    from keel.report.comparison import check_target
-    from keel.report.comparison import compare as compare_runs
-    from keel.runs.build import make_task
-    from keel.runs.compare import baseline_of, jobs_of, run_jobs
 
     options = {
         "data": {"name": data},
@@ -113,9 +110,16 @@ def compare(
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    jobs = jobs_of(table, names, seeds, over or [], out, same or [])
     _check_format(form, as_json)
     baseline, number = _target(target)
+    _check_first_jobs(table, names, over or [])
+
+    from keel.report.comparison import check_target  # after the specs are checked, since these import PyTorch
+    from keel.report.comparison import compare as compare_runs
+    from keel.runs.build import make_task
+    from keel.runs.compare import baseline_of, jobs_of, run_jobs
+
+    jobs = jobs_of(table, names, seeds, over or [], out, same or [])
     baseline = None if baseline is None else baseline_of(baseline, jobs)
     if number is not None and not 0 < number <= 1:  # the data show whether the metric is a fraction
         check_target(number, {make_task(job.spec).primary for job in jobs[:1]})
@@ -159,6 +163,21 @@ def report(
     _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
     if charts is not None and not as_json and form in (None, Format.text):
         typer.echo(f"Charts: {charts}")
+
+
+def _check_first_jobs(table: dict[str, Any], methods: Sequence[str | None], over: list[str]) -> None:
+    """Raise the KeelError of each method's first job if it can be known before PyTorch is imported."""
+    from keel.config.defaults import completed
+    from keel.config.overrides import merge, put
+    from keel.runs.search_space import parse_over
+
+    first = merge(table)
+    first.pop("seed", None)  # each job has its own
+    for field, values in parse_over(over).items():
+        if isinstance(values, list):
+            put(first, field, values[0])
+    for name in methods or [None]:
+        completed(with_options({**first}, {"algorithm": {"name": name}}))
 
 
 def _target(text: str | None) -> tuple[str | None, float | None]:

@@ -54,11 +54,8 @@ def run(
 
     Example: keel run --algorithm ghbm --rounds 100 --set algorithm.tau=20
     """
-    from keel.cli.terminal import announce_footprint
     from keel.config.defaults import make_spec
     from keel.config.overrides import override, read_spec
-    from keel.runs.progress import ProgressObserver, show_progress
-    from keel.runs.run import run as run_spec
 
     options = {
         "algorithm": {"name": algorithm},
@@ -75,6 +72,11 @@ def run(
     if dry_run:
         print_estimate([resolved], as_json)
         return
+
+    from keel.cli.terminal import announce_footprint  # after the spec is checked, since these import PyTorch
+    from keel.runs.progress import ProgressObserver, show_progress
+    from keel.runs.run import run as run_spec
+
     with show_progress([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
         progress = ProgressObserver(lambda of_round: watch(0, of_round))
         ended = run_spec(resolved, out=out, hooks=[progress], announce=announce_footprint(quiet))

@@ -61,7 +61,6 @@ def sweep(
     """
     from keel.config.overrides import flatten, merge, override, read_spec
     from keel.runs.search_space import make_plan, parse_over, parse_seeds
-    from keel.runs.sweep import run_sweep
 
     options = {
         "algorithm": {"name": algorithm},
@@ -86,6 +85,9 @@ def sweep(
         points = plan.search.points or len(plan.points())
         print_estimate([plan.base] * points * len(plan.seeds), as_json)  # assumes that every point costs the same
         return
+
+    from keel.runs.sweep import run_sweep  # after the plan is checked, since it imports PyTorch
+
     ended = run_sweep(plan, out, quiet)
     if as_json:
         selected = {"metric": ended.primary.name, "maximize": ended.primary.maximize}

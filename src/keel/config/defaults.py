@@ -13,7 +13,15 @@ from pydantic import BaseModel
 from keel import models
 from keel.algorithms import REGISTRY, Algorithm
 from keel.config.overrides import flatten, merge, override, put
-from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, last_rounds, resolved_spec
+from keel.config.schema import (
+    CUSTOM,
+    NOT_COMPUTED,
+    EvaluationSpec,
+    Spec,
+    check_without_imports,
+    last_rounds,
+    resolved_spec,
+)
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
 from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
@@ -28,11 +36,25 @@ def make_spec(table: Mapping[str, Any]) -> Spec:
     Raises:
         KeelError: A table, field or value is not valid; the message is one line.
     """
+    full = completed(table)
+    for section, field in _path_fields(full):
+        if Path(path := full[section][field]).exists():
+            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+    return resolved_spec(full)
+
+
+def completed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table completed by defaults, checked as far as possible before PyTorch is imported.
+
+    Raises:
+        KeelError: A table, field, name or value is not valid; the message is one line.
+    """
     table = without_none(table)
     check_names(table)
     full = merge(*_default_layers(table), table)
     _adjust(full, table)
-    return resolved_spec(full)
+    check_without_imports(full)
+    return full
 
 
 def check_names(table: Mapping[str, Any]) -> None:
@@ -127,9 +149,6 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # the sampling probabilities already weight the clients
     _adjust_data(full["data"], given.get("data", {}))
-    for section, field in _path_fields(full):
-        if Path(path := full[section][field]).exists():
-            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
 
 
 def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -4,17 +4,24 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from keel import engines, models, registry
+from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
-from keel.core.buffers import BufferPolicy
-from keel.core.client_state import Precision
-from keel.core.flat_model import Autocast
+from keel.core.choices import Autocast, BufferPolicy, Layout, Precision
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
-from keel.core.transforms import Layout
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain
@@ -24,6 +31,9 @@ NOT_COMPUTED = ("network", "tracking")
 """Tables that do not change what is computed."""
 CUSTOM = "custom"
 """The name of what was passed as a Python object and cannot be found by name."""
+
+_WITHOUT_IMPORTS = {"imports": False}
+"""The context of a validation that imports no algorithm, data set or model, and so not PyTorch."""
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -54,10 +64,13 @@ class DataSpec(_Table):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> "DataSpec":
+    def _known(self, info: ValidationInfo) -> "DataSpec":
         if self.name == CUSTOM:  # it is partitioned already
             return self
+        registry.check_name("data.name", self.name, catalog.CATALOG, catalog.ENTRY_POINTS)
         check_fields(self.partition, {field: getattr(self, field) for field in SCHEMES_WITH})
+        if info.context == _WITHOUT_IMPORTS:
+            return self
         entry = catalog.find(self.name)
         check_settings("data", self.name, entry.load, self.settings, DataSpec.model_fields)
         if self.partition == "key" and entry.natural is False:
@@ -104,8 +117,11 @@ class ModelSpec(_Table):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> "ModelSpec":
-        if self.name != CUSTOM:
+    def _known(self, info: ValidationInfo) -> "ModelSpec":
+        if self.name == CUSTOM:
+            return self
+        registry.check_name("model.name", self.name, models.MODELS, models.ENTRY_POINTS)
+        if info.context != _WITHOUT_IMPORTS:
             check_settings("model", self.name, models.find(self.name), self.settings, ModelSpec.model_fields)
         return self
 
@@ -267,12 +283,14 @@ class TrackingSpec(_Table):
     wandb_mode: Literal["online", "offline"] | None = None
 
 
-def _algorithm(value: Any) -> Algorithm:
+def _algorithm(value: Any, info: ValidationInfo) -> Any:
+    """The algorithm; where nothing is imported, its table."""
     if isinstance(value, Algorithm):
         return value
     if not isinstance(value.get("name"), str):
         raise ValueError("name must be set, as text")
-    return make_algorithm(**value)
+    registry.check_name("algorithm.name", value["name"], algorithms.REGISTRY, algorithms.ENTRY_POINTS)
+    return value if info.context == _WITHOUT_IMPORTS else make_algorithm(**value)
 
 
 def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
@@ -284,7 +302,7 @@ def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in algorithm.settings().items() if v is not None}}
 
 
-AlgorithmField = Annotated[Algorithm, BeforeValidator(_algorithm), PlainSerializer(algorithm_table)]
+AlgorithmField = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(algorithm_table)]
 
 
 class Spec(_Table):
@@ -329,7 +347,19 @@ class Spec(_Table):
 
 def resolved_spec(table: Mapping[str, Any]) -> Spec:
     """The spec of a resolved table: no defaults are added."""
+    return _validated(table)
+
+
+def check_without_imports(table: Mapping[str, Any]) -> None:
+    """Raise the KeelError of `resolved_spec` if it can be known before PyTorch is imported.
+
+    All but the settings of the algorithm, of the data set and of the model is checked.
+    """
+    _validated(table, _WITHOUT_IMPORTS)
+
+
+def _validated(table: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Spec:
     try:
-        return Spec.model_validate(table)
+        return Spec.model_validate(table, context=context)
     except ValidationError as error:
         raise KeelError(explain(error)) from None

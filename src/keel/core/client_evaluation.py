@@ -15,9 +15,10 @@ from torch import Tensor
 from keel.core.client import LocalTraining, sgd_step
 from keel.core.client_tests import ClientTests
 from keel.core.flat_model import FlatModel
-from keel.core.randomness import keyed_rng, keyed_torch_rng
+from keel.core.randomness import keyed_rng
 from keel.core.records import PrimaryMetric
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 
 COLUMNS = 2
 """What is measured of a client: the primary metric, NaN if it is not defined, and the number of examples."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from hashlib import sha256
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,9 @@ from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
 
 from keel.core.adapted import unadapted
+from keel.core.choices import Autocast
 from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
-
-Autocast = Literal["float32", "bf16"]
-"""The precision of a model's forward and backward pass. Weights, gradients and losses are float32 in any case."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example; Keel takes the mean over a minibatch."""

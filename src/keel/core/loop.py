@@ -15,19 +15,20 @@ import numpy as np
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Message, Report, State
-from keel.core.client_state import ClientStates, Precision, within_budget
+from keel.core.choices import Precision
+from keel.core.client_state import ClientStates, within_budget
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
 from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
 from keel.core.participation import Participation
-from keel.core.randomness import keyed_torch_rng
 from keel.core.records import Record
 from keel.core.reports import ReportCollector, client_inputs
 from keel.core.sampling import Sampler
 from keel.core.schedules import LearningRate
 from keel.core.stopping import EarlyStopping
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS, TrainingState
 from keel.errors import KeelError
 

@@ -22,8 +22,8 @@ from keel.core.devices import single_thread
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel, Loss
 from keel.core.program import Program
-from keel.core.randomness import keyed_torch_rng
 from keel.core.torch_adapter import WorkCounter, has_hooks
+from keel.core.torch_randomness import keyed_torch_rng
 
 log = logging.getLogger(__name__)
 

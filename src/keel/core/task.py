@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from keel.core.adapted import own_loss
+from keel.core.choices import Layout
 from keel.core.client_tests import ClientTests
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
 from keel.core.losses import DEFAULTS, named_loss
 from keel.core.metrics import Metric
 from keel.core.records import PrimaryMetric
-from keel.core.transforms import Layout
 
 
 @dataclass(frozen=True)

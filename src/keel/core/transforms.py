@@ -5,7 +5,7 @@ any number of clients can be transformed as one batch.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -54,10 +54,6 @@ class AsFloat:
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
         return self.inner(inputs, choices).float()
-
-
-Layout = Literal["contiguous", "channels_last"]
-"""The memory format of image tensors, as in PyTorch: channel by channel, or pixel by pixel."""
 
 
 @dataclass(frozen=True)

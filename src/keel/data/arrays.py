@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keel.core.examples import Examples, TaskKind
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.inputs import convert_inputs
 from keel.data.targets import convert_targets, count_classes, encode_texts, infer_task
@@ -37,6 +38,9 @@ def arrays(
     return make_dataset(
         (stored["inputs"], stored["labels"]), (stored["test_inputs"], stored["test_labels"]), owners, task
     )
+
+
+ENTRY = CatalogEntry(arrays, natural=True)
 
 
 def make_dataset(

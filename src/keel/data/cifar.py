@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import check, data_folder, prepared
@@ -55,6 +56,10 @@ def cifar100(*, augment: bool = True) -> Dataset:
     pixels = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), MARGIN * augment)
     classes = resources.files(__package__).joinpath("cifar100_classes.txt").read_text(encoding="utf-8").split()
     return _load("cifar100", CIFAR100, "fine_labels", tuple(classes), pixels)
+
+
+CIFAR10_ENTRY = CatalogEntry(cifar10, downloads=(CIFAR10,))
+CIFAR100_ENTRY = CatalogEntry(cifar100, downloads=(CIFAR100,))
 
 
 def _load(name: str, download: Download, labels: str, classes: tuple[str, ...], pixels: Pixels) -> Dataset:

@@ -7,6 +7,7 @@ import torch
 
 from keel.core.examples import Examples
 from keel.core.randomness import keyed_rng
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 
 TEST_EXAMPLES = 297
@@ -22,3 +23,6 @@ def digits() -> Dataset:
     return Dataset(
         examples[order[TEST_EXAMPLES:]], examples[order[:TEST_EXAMPLES]], 10, class_names=tuple("0123456789")
     )
+
+
+ENTRY = CatalogEntry(digits)

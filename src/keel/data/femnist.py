@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keel.data import leaf
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.transforms import Pixels
 from keel.errors import KeelError
@@ -22,6 +23,9 @@ MEAN, STD = 0.9612, 0.1656
 def femnist() -> Dataset:
     """Handwritten digits and letters of 28x28 pixels in 62 classes; complete, about 800,000 images by 3,550 writers."""
     return replace(leaf.load("femnist", images, CLASSES, Pixels((MEAN,), (STD,))), class_names=tuple(CHARACTERS))
+
+
+ENTRY = CatalogEntry(femnist, natural=True, files=("femnist/train/*.json", "femnist/test/*.json"), address=leaf.ADDRESS)
 
 
 def images(x: list[Any], y: list[Any], file: Path) -> tuple[np.ndarray, np.ndarray]:

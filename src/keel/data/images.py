@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.store import prepared
 from keel.data.transforms import Pixels
@@ -54,6 +55,9 @@ def images(*, folder: PathText, size: Side = 32, augment: bool = True) -> Datase
     )
     dataset = image_dataset("images", [*train, *test], lambda: parts, len(classes), size, augment)
     return replace(dataset, class_names=tuple(classes))
+
+
+ENTRY = CatalogEntry(images, natural=True)
 
 
 def image_dataset(

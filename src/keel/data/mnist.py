@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import check, data_folder, prepared
@@ -98,6 +99,9 @@ def mnist() -> Dataset:
         sha256=stored.sha256,
         class_names=tuple("0123456789"),
     )
+
+
+ENTRY = CatalogEntry(mnist, natural=True, downloads=DOWNLOADS)
 
 
 def existing(path: Path) -> Path:

@@ -12,6 +12,7 @@ import numpy as np
 
 from keel.core.randomness import keyed_rng
 from keel.data.arrays import as_dataset, examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.errors import KeelError
 from keel.settings import PathText
@@ -80,6 +81,9 @@ def table(
     # Without a client column, or with clients that do not train, the test rows belong to no client.
     all_train = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())
     return replace(dataset, test_keys=test_keys if all_train else None)
+
+
+ENTRY = CatalogEntry(table, natural=True)
 
 
 def csv_rows(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:

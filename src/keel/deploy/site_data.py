@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from keel.config.schema import Spec
 from keel.core.examples import Examples, FederatedData, Partition
-from keel.core.randomness import keyed_torch_rng
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.data.arrays import examples
 from keel.errors import KeelError
 

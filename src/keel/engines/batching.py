@@ -23,10 +23,10 @@ from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel
 from keel.core.losses import batched_loss
 from keel.core.program import Program
-from keel.core.randomness import keyed_torch_rng
 from keel.core.replay import LocalGradient, python_state, work_per_operation
 from keel.core.task import Task
 from keel.core.torch_adapter import has_hooks
+from keel.core.torch_randomness import keyed_torch_rng
 
 WORK_LIMIT = 24_000
 """The largest work per operation for which batching pays on a CPU. For perceptrons, convolutional networks and

@@ -9,13 +9,14 @@ from keel.algorithms.base import Message
 from keel.core.client import ClientResult, probe_client, to_device, train_client
 from keel.core.engine import CPU, InProcess, RoundWork
 from keel.core.replay import LocalGradient, local_gradient
+from keel.engines.kinds import ENGINES
 
 
 class Serial(InProcess):
     """Trains one client after the other."""
 
     name = "serial"
-    bit_identical = True
+    bit_identical = ENGINES["serial"].bit_identical
 
     @cached_property
     def gradient_of(self) -> LocalGradient:

@@ -9,6 +9,7 @@ from torch import nn
 
 from keel import engines, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
+from keel.core.choices import Layout
 from keel.core.client import LocalConfig, LocalTraining
 from keel.core.devices import cores, find_device, same_kind
 from keel.core.diagnostics import Deviation, Drift
@@ -22,7 +23,7 @@ from keel.core.schedules import LearningRate
 from keel.core.selection import KeepBest
 from keel.core.stopping import StopRules
 from keel.core.task import Task
-from keel.core.transforms import ChannelsLast, Layout
+from keel.core.transforms import ChannelsLast
 from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker

@@ -6,7 +6,7 @@ from torch import nn
 
 from keel import models
 from keel.config.schema import ModelSpec
-from keel.core.randomness import keyed_torch_rng
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.models.normalisation import group_norm
 from keel.models.weights import load_initial
 

@@ -11,11 +11,12 @@ from shutil import disk_usage
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from keel.core.client_state import Precision, row_bytes, signature_of
+from keel.core.choices import Precision
+from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
 from keel.core.engine import RoundSize, one_client_footprint
-from keel.core.randomness import keyed_torch_rng
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS
 from keel.errors import KeelError
 from keel.runs.build import Training

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from keel.config.defaults import make_spec
+from keel.config.defaults import completed, make_spec
 from keel.config.overrides import merge, put
 from keel.config.schema import Spec
 from keel.core.randomness import keyed_rng
@@ -145,11 +145,12 @@ def make_plan(table: Mapping[str, Any], fixed: Iterable[str] = ()) -> Plan:
         fixed: Fields that are not searched even if a named grid has them.
     """
     rest = {section: value for section, value in table.items() if section != "search"}
-    base = make_spec(rest)
+    completed(rest)
     try:
         search = Search.model_validate(table.get("search", {}))
     except ValidationError as error:
         raise KeelError(explain(error, "search")) from None
+    base = make_spec(rest)
     named = {} if search.grid is None else _grid(search.grid, base)
     axes = {key: axis for key, axis in named.items() if key not in fixed}
     for key, value in _fields(search.fields):

@@ -17,8 +17,8 @@ from keel.core.buffers import moving_buffers
 from keel.core.examples import Examples, FederatedData
 from keel.core.flat_model import FlatModel
 from keel.core.losses import one_per_example
-from keel.core.randomness import keyed_torch_rng
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.transforms import AsFloat
 from keel.errors import KeelError
 
