@@ -9,10 +9,9 @@ from torch import nn
 
 import keel
 
-folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
-patterns = rng.normal(size=(3, 1, 8, 8))
+rng, folder = np.random.default_rng(0), Path(tempfile.mkdtemp())
 for number in range(600):  # files such as 000123-2.npy: a number and a class
-    np.save(folder / f"{number:06}-{number % 3}", patterns[number % 3] + rng.normal(size=(1, 8, 8)))
+    np.save(folder / f"{number:06}-{number % 3}", rng.normal(size=(1, 8, 8)) + np.eye(8)[number % 3])
 
 
 class Images(torch.utils.data.Dataset):
@@ -27,5 +26,5 @@ class Images(torch.utils.data.Dataset):
 
 
 files, model = sorted(folder.iterdir()), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-data = keel.federate(Images(files[:500]), test=Images(files[500:]), clients=20, partition="iid")
+data = keel.federate(Images(files[:500]), test=Images(files[500:]), clients=20)
 print(keel.run({"rounds": 20, "local": {"epochs": 1, "batch": 8, "lr": 0.01}}, model=model, data=data).accuracy)

@@ -64,6 +64,18 @@ def test_the_example_fits_on_a_screen_and_runs(
     assert "fedhbm: accuracy 0." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("example", sorted((ROOT / "examples/gallery").glob("*.py")), ids=lambda path: path.stem)
+def test_the_gallery_runs(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(example.read_text().splitlines()) <= 30
+    monkeypatch.chdir(tmp_path)
+    run_path(str(example), run_name="__main__")
+    results = [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
+    assert results
+    assert max(results) > 0.7, "the model has learned"
+
+
 def test_the_spec_page_names_every_field() -> None:
     page = (ROOT / "docs" / "spec.md").read_text()
     for section, info in Spec.model_fields.items():
