@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +16,8 @@ from keel import KeelError
 from keel.core.examples import Examples, FederatedData, Partition, TaskKind
 from keel.core.stored_inputs import Items, SeveralArrays
 from keel.engines import FORKS
+from keel.runs.export import export
+from keel.runs.folder import RunFolder
 
 TABLE: dict[str, Any] = {
     "rounds": 2,
@@ -272,3 +275,74 @@ def test_targets_that_do_not_fit_the_loss_are_refused(tmp_path: Path) -> None:
     data = federated(torch.randn(12, 3), torch.randn(12, 2), "regression")
     with pytest.raises(KeelError, match=r"loss fails on outputs of shape \(3,\) and targets of shape \(2,\)"):
         run(data, nn.Linear(3, 3), tmp_path / "run", "serial")
+
+
+def median_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs[:, 0] - targets).abs().median()
+
+
+def test_metrics_that_were_passed_are_passed_again_to_resume(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(60, 3)
+    data, model = federated(inputs, inputs[:, 0], "regression"), nn.Linear(3, 1)
+    with pytest.raises(KeelError, match=r"evaluation.maximize must be true or false"):
+        keel.run(TABLE, model=model, data=data, metrics=[median_error], out=tmp_path / "none")
+    spec = {**TABLE, "rounds": 4}
+    functions = [Directed(median_error)]
+    whole = keel.run(spec, model=model, data=data, metrics=functions, out=tmp_path / "whole")
+    rounds = iter([False, True])
+    part = keel.run(
+        spec, model=model, data=data, metrics=functions, out=tmp_path / "part", stop=lambda: next(rounds, True)
+    )
+    assert part.status == "interrupted"
+    with pytest.raises(KeelError, match=r"pass model, data and metrics again"):
+        keel.resume(part.path)
+    with pytest.raises(KeelError, match="metrics differ from those that the run started with: Directed first then"):
+        keel.resume(part.path, model=model, data=data, metrics=["mae"])
+    resumed = keel.resume(part.path, model=model, data=data, metrics=functions)
+    assert resumed.records == whole.records
+    assert resumed.summary["value"] == whole.summary["value"]
+    with pytest.raises(KeelError, match=r"evaluation.metrics = \['mae'\] conflicts with metrics="):
+        keel.run({**TABLE, "evaluation": {"metrics": ["mae"]}}, model=model, data=data, metrics=["r2"])
+
+
+class Directed:
+    """A metric with a direction."""
+
+    higher_is_better = False
+
+    def __init__(self, function: Any):
+        self.function = function
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets)
+
+
+def test_the_best_model_is_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(120, 3), torch.randint(2, (120,))
+    data, model = federated(inputs, targets, "classification", 2), nn.Linear(3, 2)
+    spec = {**TABLE, "rounds": 6, "evaluation": {"on": "validation", "every": 1, "select": True}}
+    ended = keel.run(
+        {**spec, "local": {"epochs": 1, "batch": 4, "lr": 1.0}}, model=model, data=data, out=tmp_path / "run"
+    )
+    best = next(r for r in ended.records if r["round"] == ended.summary["best_round"])
+    assert best["accuracy"] == ended.summary["best_value"] == max(r["accuracy"] for r in ended.records)
+    folder = RunFolder.open(ended.path)
+    exported = export(folder, tmp_path / "best.safetensors", best=True)
+    assert exported.round == ended.summary["best_round"]
+    tensors = load_file(exported.model)
+    for name, tensor in keel.load(ended.path).state_dict(best=True).items():
+        assert torch.equal(tensors[name], tensor)
+    other = keel.run(TABLE, model=model, data=data, out=tmp_path / "other")
+    with pytest.raises(KeelError, match="kept no best model"):
+        export(RunFolder.open(other.path), tmp_path / "none.safetensors", best=True)
+
+
+def test_clients_are_fine_tuned_for_a_pooled_algorithm_too(tmp_path: Path) -> None:
+    data = federated(torch.randn(60, 3), torch.randint(2, (60,)), "classification", 2)
+    evaluation = {"every": 2, "clients": 4, "finetune_steps": 2}
+    ended = run(
+        data, nn.Linear(3, 2), tmp_path / "run", "serial", algorithm={"name": "centralized"}, evaluation=evaluation
+    )
+    assert cast(dict[str, Any], ended.records[-1])["clients"]["count"] == 4

@@ -13,6 +13,9 @@ def export(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write, which ends in .safetensors.")
     ] = Path("model.safetensors"),
+    best: Annotated[
+        bool, typer.Option("--best", help="The best model on the validation examples (evaluation.select).")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -24,7 +27,7 @@ def export(
     from keel.runs.export import export as export_run
     from keel.runs.folder import RunFolder
 
-    exported = export_run(RunFolder.open(path), out, force=force)
+    exported = export_run(RunFolder.open(path), out, force=force, best=best)
     files = [exported.model, exported.card, *([exported.config] if exported.config else [])]
     if as_json:
         print_json({"files": list(map(str, files)), "sha256": exported.sha256, "round": exported.round})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from keel.core.client import LocalTraining, sgd_step
 from keel.core.client_tests import ClientTests
+from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel
 from keel.core.randomness import keyed_rng
 from keel.core.records import PrimaryMetric
@@ -51,7 +52,7 @@ class ClientEvaluator:
     def _fine_tune(self, client: int) -> None:
         """Take local steps of plain SGD on the client's training examples."""
         local, device = self.local, self.model.weights.device
-        examples = self.task.data.client_examples(client)
+        examples = ClientExamples(self.task.data.train, self.tests.training[client])
         self.model.module.train()
         rng = keyed_rng(local.seed, "fine-tuning", client)
         count = self.tests.steps

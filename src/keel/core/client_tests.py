@@ -20,6 +20,8 @@ class ClientTests:
     clients: np.ndarray
     partition: Partition
     """The rows of `examples` that each of `clients` has, in their order."""
+    training: Partition
+    """The training examples of all clients."""
     steps: int = 0
     """How many local steps of plain SGD come before a client is evaluated."""
     lr: float = 0.0

@@ -21,6 +21,9 @@ from keel.errors import KeelError
 MAX_CLASSES = 256
 """Beyond it the accuracy of each class is not recorded: it would fill the records."""
 
+MAX_STATES = 2 << 30
+"""The largest number of bytes of what metrics collect from all test examples."""
+
 
 class Evaluator:
     """Evaluates flat models on a task's test examples."""
@@ -62,7 +65,16 @@ class Evaluator:
     @cached_property
     def _state_width(self) -> int:
         """The size of the metrics' states: the first chunk has most examples."""
-        return len(self._measure(0)) - self.sums if self.task.metrics else 0
+        if not self.task.metrics:
+            return 0
+        width = len(self._measure(0)) - self.sums
+        size = 8 * width * len(self.chunks)
+        if size > MAX_STATES:
+            raise KeelError(
+                f"evaluation.metrics: the outputs of all test examples take {size / 1e9:.0f} GB, which is too much to "
+                "collect; use metrics of torchmetrics that are sums, or fewer data.test_examples"
+            )
+        return width
 
     def measure(self, part: int) -> Tensor:
         """Measure one part: the sums of a chunk and the encoded states of the metrics, or the metrics of clients."""

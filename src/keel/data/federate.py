@@ -120,6 +120,7 @@ def from_dataset(
     shards_per_client: int | None = None,
     noise: float | None = None,
     min_examples: int | None = None,
+    task: TaskKind | None = None,
     seed: int = 0,
     name: str = "custom",
 ) -> FederatedData:
@@ -132,17 +133,17 @@ def from_dataset(
         label: The column of the labels: whole numbers from 0, or texts. The names of a ClassLabel are kept.
         test: The test rows.
         client: The column of natural clients, if there is one.
-        clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, seed, name: As in
+        clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, task, seed, name: As in
             `federate`.
     """
     keys = None if client is None else _column(train, client)
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
     if not isinstance(input, str):
-        dataset = _several_columns(train, test, input, label, keys)
+        dataset = _several_columns(train, test, input, label, keys, task)
     elif is_large(train, input):
-        dataset = rows_dataset(train, test, input, label, keys)
+        dataset = rows_dataset(train, test, input, label, keys, task)
     else:
-        dataset = _convert([train], test, input, label, keys)
+        dataset = _convert([train], test, input, label, keys, task)
     return _partition(name, dataset, clients, partition, fields, seed)
 
 
@@ -196,7 +197,12 @@ def _partition(
 
 
 def _convert(
-    parts: Sequence[HuggingFaceDataset], test: HuggingFaceDataset, input: str, label: str, keys: np.ndarray | None
+    parts: Sequence[HuggingFaceDataset],
+    test: HuggingFaceDataset,
+    input: str,
+    label: str,
+    keys: np.ndarray | None,
+    task: TaskKind | None = None,
 ) -> Dataset:
     """Concatenate the parts to one data set; images get a transform that scales them to [0, 1]."""
     inputs = [_inputs(part, input) for part in [*parts, test]]
@@ -207,7 +213,8 @@ def _convert(
         (np.concatenate(inputs[:-1]), labels),
         (inputs[-1], _column(test, label)),
         keys,
-        class_names=_class_label_names(parts[0], label),
+        task,
+        _class_label_names(parts[0], label),
     )
     if dataset.train.inputs.dtype != torch.uint8 or dataset.train.inputs.dim() != 4:
         return dataset
@@ -216,12 +223,17 @@ def _convert(
 
 
 def _several_columns(
-    train: HuggingFaceDataset, test: HuggingFaceDataset, columns: Sequence[str], label: str, keys: np.ndarray | None
+    train: HuggingFaceDataset,
+    test: HuggingFaceDataset,
+    columns: Sequence[str],
+    label: str,
+    keys: np.ndarray | None,
+    task: TaskKind | None,
 ) -> Dataset:
     """Make a data set whose inputs are several columns."""
     inputs, test_inputs = ({name: _column(part, name) for name in columns} for part in (train, test))
     names = _class_label_names(train, label)
-    return make_dataset((inputs, _column(train, label)), (test_inputs, _column(test, label)), keys, class_names=names)
+    return make_dataset((inputs, _column(train, label)), (test_inputs, _column(test, label)), keys, task, names)
 
 
 def _class_label_names(dataset: HuggingFaceDataset, column: str) -> Sequence[str]:

@@ -53,6 +53,6 @@ def _array(values: Any, field: str) -> np.ndarray:
             f"{field} must be an array, or a data set with a length (got {type(values).__name__}, which has none)"
         )
     try:
-        return np.asarray(values)
+        return values if isinstance(values, np.memmap) else np.asarray(values)
     except ValueError as error:
         raise KeelError(f"{field} must have rows of equal shape ({error}); pad them, or pass collate=") from None

@@ -117,6 +117,8 @@ def is_large(dataset: Any, input: str) -> bool:
     return np.asarray(dataset.with_format("numpy")[0][input]).nbytes * len(dataset) >= LARGE
 
 
-def rows_dataset(train: Any, test: Any, input: str, label: str, keys: np.ndarray | None) -> Dataset:
+def rows_dataset(
+    train: Any, test: Any, input: str, label: str, keys: np.ndarray | None, task: TaskKind | None = None
+) -> Dataset:
     """Make a data set whose rows are read when they are used."""
-    return lazy_dataset(Rows(train, input, label), Rows(test, input, label), keys)
+    return lazy_dataset(Rows(train, input, label), Rows(test, input, label), keys, task)

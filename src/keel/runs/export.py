@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from keel.errors import KeelError
-from keel.runs.checkpoint import load_model, safetensors_parts
+from keel.runs.checkpoint import safetensors_parts
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
 from keel.runs.model_card import model_card
-from keel.runs.trained import recorded_model, trained_tensors
+from keel.runs.trained import recorded_model, saved_model, trained_tensors
 
 SUFFIX = ".safetensors"
 HUB_CONFIG = "config.json"
@@ -34,7 +34,7 @@ class Exported:
     round: int
 
 
-def export(folder: RunFolder, out: Path, *, force: bool = False, checkpoint: Path | None = None) -> Exported:
+def export(folder: RunFolder, out: Path, *, force: bool = False, best: bool = False) -> Exported:
     """Write the model of a run's checkpoint, and its model card next to it.
 
     The tensors have the names of the module's state_dict; for a network of transformers, those of the network.
@@ -42,19 +42,17 @@ def export(folder: RunFolder, out: Path, *, force: bool = False, checkpoint: Pat
     Args:
         out: The file, whose name ends in .safetensors.
         force: Overwrite existing files.
-        checkpoint: Another checkpoint of the run than the last one.
+        best: The best model that a run with `evaluation.select` has kept, instead of the last one.
 
     Raises:
         KeelError: The run has no checkpoint, it diverged, or a file exists.
     """
     if out.suffix != SUFFIX:
         raise KeelError(f"--out must end in {SUFFIX} (got {str(out)!r})")
-    saved = load_model(checkpoint or folder.checkpoint_file)
-    if saved is None:
-        raise folder.no_checkpoint()
-    tensors = trained_tensors(folder, checkpoint)
+    round, _, _ = saved_model(folder, best)
+    tensors = trained_tensors(folder, best)
     summary = folder.summary
-    diverged = checkpoint is None and summary is not None and summary["status"] == "diverged"
+    diverged = not best and summary is not None and summary["status"] == "diverged"
     if diverged or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
         raise KeelError(
             f"run: {str(folder.path)!r} diverged, so that it has no model to export; use a smaller local.lr"
@@ -68,7 +66,7 @@ def export(folder: RunFolder, out: Path, *, force: bool = False, checkpoint: Pat
     if existing and not force:
         raise KeelError(f"--out: {str(existing[0])!r} exists; use another name, or overwrite it with --force")
     out.parent.mkdir(parents=True, exist_ok=True)
-    round, digest = saved[0], sha256()
+    digest = sha256()
     write_atomic(out, _hashed(safetensors_parts(tensors, _metadata(folder, round)), digest.update))
     if config is not None and hub is not None:
         write_atomic(config, [(json.dumps(hub["config"], indent=2) + "\n").encode()])

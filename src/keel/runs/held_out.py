@@ -46,7 +46,7 @@ def hold_out_clients(
     chosen = np.sort(keyed_rng(seed, "evaluated clients").permutation(len(clients))[: evaluation.clients])
     parts = np.split(positions, firsts[1:])
     partition = Partition.of([parts[client] for client in chosen])
-    return data, ClientTests(tests, clients[chosen], partition, evaluation.finetune_steps or 0, lr)
+    return data, ClientTests(tests, clients[chosen], partition, data.partition, evaluation.finetune_steps or 0, lr)
 
 
 def _split(data: FederatedData, seed: int, purpose: str) -> tuple[Partition, np.ndarray, np.ndarray]:

@@ -74,9 +74,13 @@ class Run:
         """
         return trained_module(RunFolder(self.path)) if self._module is None else self._module
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The trained parameters and buffers by name. It does not require the model's class."""
-        return trained_tensors(RunFolder(self.path))
+    def state_dict(self, best: bool = False) -> dict[str, Tensor]:
+        """The trained parameters and buffers by name. It does not require the model's class.
+
+        Args:
+            best: Those of the best model that a run with `evaluation.select` has kept, instead of the last one.
+        """
+        return trained_tensors(RunFolder(self.path), best)
 
     def _repr_html_(self) -> str:
         """The curve and the summary, for a notebook."""

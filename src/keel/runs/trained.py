@@ -1,7 +1,6 @@
 """The trained model of a run folder: its tensors by name, and the module that they belong to."""
 
 from copy import deepcopy
-from pathlib import Path
 
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from keel.models.normalisation import group_norm
 from keel.models.weights import copy_tensors, misfit
 from keel.runs.build import make_task
 from keel.runs.checkpoint import load_model
-from keel.runs.folder import RunFolder
+from keel.runs.folder import RunFolder, best_model
 from keel.runs.initial_model import build_module
 from keel.runs.model_record import ModelRecord
 
@@ -36,12 +35,25 @@ def recorded_model(folder: RunFolder) -> ModelRecord:
     return ModelRecord.of(task.module, evaluated, from_file=False)
 
 
-def trained_tensors(folder: RunFolder, checkpoint: Path | None = None) -> dict[str, Tensor]:
-    """The state_dict of a checkpoint: the last one, or that in another file. It does not require the model's class."""
-    saved = load_model(checkpoint or folder.checkpoint_file)
-    if saved is None:
-        raise folder.no_checkpoint()
-    _, weights, buffers = saved
+def saved_model(folder: RunFolder, best: bool = False) -> tuple[int, Tensor, Tensor | None]:
+    """The round, the weights and the buffers of the last checkpoint, or of the best model that the run has kept."""
+    if not best:
+        saved = load_model(folder.checkpoint_file)
+        if saved is None:
+            raise folder.no_checkpoint()
+        return saved
+    kept = best_model(folder)
+    if kept is None:
+        raise KeelError(
+            f"run: {str(folder.path)!r} kept no best model; start runs with evaluation.on = 'validation' and "
+            "evaluation.select = true"
+        )
+    return kept.round, kept.theta, kept.buffers
+
+
+def trained_tensors(folder: RunFolder, best: bool = False) -> dict[str, Tensor]:
+    """The state_dict of the last checkpoint, or of the best model. It does not require the model's class."""
+    _, weights, buffers = saved_model(folder, best)
     record = recorded_model(folder)
     return record.layout.state_dict(weights, buffers, record.frozen or folder.frozen_tensors())
 
