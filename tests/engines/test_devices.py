@@ -77,7 +77,7 @@ def test_several_devices_share_the_clients_of_a_round(
     used: list[Pool] = []
     one = run(alone)
     monkeypatch.setattr("keel.runs.build.same_kind", lambda device: (torch.device("cpu", 0),) * 2)
-    monkeypatch.setattr("keel.engines.on_devices", watched)
+    monkeypatch.setattr("keel.engines.selection.on_devices", watched)
     several = run(name)
     assert used[0].count == 2
     assert several.summary["model_sha256"] == one.summary["model_sha256"]
