@@ -204,16 +204,12 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
 def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:
     """Print the tables as Markdown, LaTeX or CSV."""
     from keel.report import tables
-    from keel.report.explanations import difference_notes
 
     if form is Format.csv:
         typer.echo(tables.csv_text(comparison), nl=False)
         return
-    sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
-    latex = form is Format.latex
-    parts = [tables.latex(sheet) if latex else tables.markdown(sheet) for sheet in sheets]
-    parts += [tables.latex_note(note) if latex else note for note in difference_notes(comparison)]
-    typer.echo("\n\n".join(parts))
+    write = tables.latex_text if form is Format.latex else tables.markdown_text
+    typer.echo(write(comparison, interval, cost))
 
 
 def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from keel.config.network import Network
 from keel.config.overrides import flatten
@@ -11,6 +12,10 @@ from keel.report.loading import distinguishing_fields, labels_of, load_methods, 
 from keel.report.method import Method, Table
 from keel.report.target import cost, saving
 from keel.runs.folder import RunFolder
+from keel.runs.frames import make_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,31 @@ class Setting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods with their targets: the final accuracy of the baseline in the same setting, or one number for all."""
+    """Methods with their targets: the final accuracy of the baseline in the same setting, or one number for all.
+
+    In a notebook it is shown as curves and a table.
+    """
 
     methods: list[Method]
+    """The methods: the runs that differ only in the seed, with their statistics over seeds."""
     baseline: str
+    """The name or the title of the algorithm with which the others are compared."""
     target: float | None = None
+    """The target of all methods, if it is a number."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders of all runs."""
+        return [folder.path for method in self.methods for folder in method.folders]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether any method has an evaluation; all runs may have diverged before their first."""
+        return any(len(method.rounds) for method in self.methods)
 
     def baseline_of(self, method: Method) -> Method | None:
         """Return the most accurate run of the baseline in the setting of `method`, or None."""
-        candidates = [m for m in self.methods if m.algorithm == self.baseline and m.comparable(method)]
+        candidates = [m for m in self.methods if self.baseline in m.names and m.comparable(method)]
         return max(candidates, key=lambda m: m.accuracy_mean or 0.0, default=None)
 
     @property
@@ -107,6 +128,30 @@ class Comparison:
                 differing[index] = {key: values[column] for key, values in setting.differing.items()}
         pairs = zip(self.methods, self.targets, strict=True)
         return [self._row(method, target, differing[index]) for index, (method, target) in enumerate(pairs)]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return the results as a pandas DataFrame: all numbers, unrounded, one row per method."""
+        return make_frame(self.rows())
+
+    def to_markdown(self, interval: bool = False) -> str:
+        """Return the results table as Markdown, one table per setting, and the fields in which methods differ.
+
+        Args:
+            interval: Show 95 % confidence intervals instead of standard deviations.
+        """
+        from keel.report import tables  # which imports this module
+
+        return tables.markdown_text(self, interval)
+
+    def to_latex(self, interval: bool = False) -> str:
+        """Return the results table as LaTeX, which requires the package booktabs.
+
+        Args:
+            interval: Show 95 % confidence intervals instead of standard deviations.
+        """
+        from keel.report import tables
+
+        return tables.latex_text(self, interval)
 
     def ranks(self) -> list[int | None]:
         """Return the rank of each method by accuracy in its setting, from 1; None for one that did not finish."""
@@ -175,9 +220,20 @@ def compare(
 
     With a network (given here, or the same one in all specs), wall-clock time is that of a federation on it.
     """
-    methods = load_methods(folders, network)
-    if not any(len(method.rounds) for method in methods):
+    comparison = any_compared(folders, baseline, target, network)
+    if not comparison.evaluated:
         raise KeelError(f"run {str(folders[0].path)!r} has no accuracy yet; report on runs with an evaluation")
-    if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
+    return comparison
+
+
+def any_compared(
+    folders: list[RunFolder],
+    baseline: str | None = None,
+    target: float | None = None,
+    network: Network | None = None,
+) -> Comparison:
+    """Compare the runs in these folders as `compare` does, also if all diverged before their first evaluation."""
+    methods = load_methods(folders, network)
+    if baseline is not None and baseline not in (names := [name for m in methods for name in m.names]):
         raise unknown_name("--target", baseline, set(names))
     return Comparison(methods, baseline or "fedavg", target)

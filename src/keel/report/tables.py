@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keel.report.comparison import Comparison
+from keel.report.explanations import difference_notes
 from keel.units import duration, size
 
 
@@ -162,6 +163,22 @@ def latex(sheet: Sheet) -> str:
 def latex_note(text: str) -> str:
     """Return a line of text for below a LaTeX table."""
     return rf"{{\par\noindent\footnotesize {_tex(text)}\par}}"
+
+
+def markdown_text(comparison: Comparison, interval: bool = False, cost: bool = False) -> str:
+    """Return the tables of all settings as Markdown, with the fields in which methods differ."""
+    notes = difference_notes(comparison)
+    return "\n\n".join([*map(markdown, _all_sheets(comparison, interval, cost)), *notes])
+
+
+def latex_text(comparison: Comparison, interval: bool = False, cost: bool = False) -> str:
+    """Return the tables of all settings as LaTeX, with the fields in which methods differ."""
+    notes = map(latex_note, difference_notes(comparison))
+    return "\n\n".join([*map(latex, _all_sheets(comparison, interval, cost)), *notes])
+
+
+def _all_sheets(comparison: Comparison, interval: bool, cost: bool) -> list[Sheet]:
+    return [*results(comparison, interval), *(costs(comparison) if cost else [])]
 
 
 def csv_text(comparison: Comparison) -> str:

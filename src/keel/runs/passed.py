@@ -1,19 +1,20 @@
 """Objects that are passed in Python instead of being named in a spec: model, data, algorithm, loss, sampler, engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 from keel.algorithms import Algorithm
 from keel.config.defaults import check_names, make_spec, without_none
-from keel.config.overrides import read_spec
+from keel.config.overrides import put, read_spec
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.core.examples import FederatedData
 from keel.core.records import Environment
-from keel.errors import KeelError
+from keel.errors import KeelError, explain, unknown_name
 from keel.runs.build import check_sampler
 
 Passed = Mapping[str, Any]
@@ -51,9 +52,18 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
             raise KeelError(f"{name} must be an instance of {kind.__name__} (got {type(passed[name]).__name__})")
     if passed["sampler"] is not None:
         check_sampler(passed["sampler"])
+    if isinstance(spec, Spec) and all(value is None for value in passed.values()):
+        return spec
+    return make_spec(table_of(spec, passed))
+
+
+def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) -> dict[str, Any]:
+    """The spec as a table without further defaults, in which "custom" names what is passed.
+
+    Raises:
+        KeelError: The spec sets a field that an object replaces.
+    """
     if isinstance(spec, Spec):
-        if all(value is None for value in passed.values()):
-            return spec
         table = _without_defaults(spec, passed)
     else:
         table = without_none(read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {}))
@@ -61,7 +71,22 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
     for name, value in passed.items():
         if value is not None and name in PLACES:
             table = _replaced(table, name, value)
-    return make_spec(table)
+    return table
+
+
+def put_field(table: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field of a table, also a hyper-parameter of an algorithm that is an object."""
+    section, _, name = field.partition(".")
+    algorithm = table.get("algorithm")
+    if section != "algorithm" or not isinstance(algorithm, Algorithm):
+        put(table, field, value)
+        return
+    if name not in (settings := algorithm.settings()):
+        raise unknown_name("hyper-parameter", name, settings, owner=type(algorithm).__name__)
+    try:
+        table["algorithm"] = replace(algorithm, **{name: value})
+    except ValidationError as error:
+        raise KeelError(explain(error, "algorithm")) from None
 
 
 def check_resumed(passed: Passed, table: Mapping[str, Any], environment: Environment) -> None:
@@ -113,11 +138,12 @@ def _without_defaults(spec: Spec, passed: Passed) -> dict[str, Any]:
     full = spec.model_dump(exclude_none=True)
     table = {**full, "algorithm": spec.algorithm}  # which may have no name that can be imported
     for name, place in PLACES.items():
-        if passed[name] is not None:
+        if passed.get(name) is not None:
             rest = {section: value for section, value in table.items() if section != place.section}
             default = make_spec(rest).model_dump()[place.section]
             fields = full[place.section]
-            replaced = {key: value for key, value in fields.items() if key not in place.allowed}
+            kept = {*place.allowed, *([place.field] if fields.get(place.field) == CUSTOM else [])}
+            replaced = {key: value for key, value in fields.items() if key not in kept}
             if all(default.get(key) == value for key, value in replaced.items()):
                 table[place.section] = {key: value for key, value in fields.items() if key in place.allowed}
     return {key: value for key, value in table.items() if value != {}}

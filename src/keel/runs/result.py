@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +12,10 @@ from keel.core.records import Record, Summary
 from keel.core.training_state import TrainingState
 from keel.runs.build import Training
 from keel.runs.folder import RunFolder
+from keel.runs.frames import make_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,18 @@ class Run:
         return self.summary["accuracy"]
 
     @property
+    def value(self) -> float | None:
+        """The primary metric's mean over the last `evaluation.last` rounds; None for a run that did not finish."""
+        return self.summary["value"]
+
+    @property
     def records(self) -> list[Record]:
         """A record per round, as in metrics.jsonl."""
         return RunFolder(self.path).records()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The records as a pandas DataFrame, one row per round."""
+        return make_frame(self.records)
 
     def _repr_html_(self) -> str:
         """The curve and the summary, for a notebook."""

@@ -1,0 +1,34 @@
+"""What keel.compare and keel.sweep share: the spec of all runs, and Ctrl-C."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keel.algorithms import Algorithm
+from keel.config.schema import Spec
+from keel.errors import Interrupted
+from keel.runs.objects import RunObjects
+from keel.runs.passed import table_of
+
+
+def shared_table(
+    spec: Spec | Mapping[str, Any] | str | Path | None, objects: RunObjects, algorithm: Algorithm | None = None
+) -> dict[str, Any]:
+    """The spec of all runs as a table, in which "custom" names the objects that are passed.
+
+    Raises:
+        KeelError: The spec sets a field that an object replaces.
+    """
+    seed = spec.seed if isinstance(spec, Spec) else 0
+    made = {"sampler": objects.made("sampler", seed), "algorithm": algorithm}  # a sampler has the participation rate
+    return table_of(spec, {**objects.passed, **made})
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Raise a KeyboardInterrupt with advice if Ctrl-C ended the runs."""
+    try:
+        yield
+    except Interrupted:
+        raise KeyboardInterrupt("every run has saved its last round; the same call continues") from None
