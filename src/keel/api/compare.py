@@ -13,6 +13,7 @@ from keel.errors import KeelError
 from keel.report.comparison import Comparison, any_compared
 from keel.runs.compare import Method, baseline_of, make_jobs, run_jobs
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
+from keel.runs.passed import check_varied
 
 
 def compare(
@@ -78,6 +79,7 @@ def compare(
     """
     passed = {"model": model, "data": data, "loss": loss, "sampler": sampler, "engine": engine}
     objects = RunObjects(passed, hooks)
+    check_varied(over or {}, passed)
     table = _with_named_algorithm(shared_table(spec, objects))
     jobs = make_jobs(table, _labelled(methods), seeds, over or {}, Path(out), same)
     if baseline is not None:

@@ -14,6 +14,7 @@ from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
 from keel.report.sweep import BestPoint, Sweep
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
+from keel.runs.passed import check_varied
 from keel.runs.search_space import make_plan
 from keel.runs.sweep import run_sweep
 
@@ -95,6 +96,7 @@ def sweep(
         table = merge(table, {"algorithm": {"name": algorithm}})
     fixed = flatten(rest) if isinstance(spec, Mapping) and isinstance(rest, Mapping) else ()
     plan = make_plan({**table, "search": {**searched, **given}}, fixed)
+    check_varied(plan.axes, passed)
     with ended_by_ctrl_c():
         ended = run_sweep(plan, None if out is None else Path(out), not progress, workers, objects)
     best = None

@@ -8,7 +8,9 @@ import typer
 from keel.cli.dry_run import print_estimate
 from keel.cli.options import (
     Address,
+    Alpha,
     AsJson,
+    Clients,
     Cost,
     Data,
     DryRun,
@@ -16,7 +18,9 @@ from keel.cli.options import (
     Form,
     Format,
     Interval,
+    Lr,
     Model,
+    Partition,
     Quiet,
     Rate,
     Rounds,
@@ -77,8 +81,13 @@ def compare(
     set_: Set = None,
     data: Data = None,
     model: Model = None,
+    clients: Clients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
     rounds: Rounds = None,
+    lr: Lr = None,
     rate: Rate = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
     engine: Engine = None,
     address: Address = None,
     target: Target = None,
@@ -101,10 +110,12 @@ def compare(
     from keel.runs.compare import baseline_of, jobs_of, run_jobs
 
     options = {
-        "data": {"name": data},
+        "data": {"name": data, "clients": clients, "alpha": alpha, "partition": partition},
         "model": {"name": model},
         "rounds": rounds,
+        "local": {"lr": lr},
         "participation": {"rate": rate},
+        "seed": seed,
         "engine": {"name": engine, "address": address},
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])

@@ -28,6 +28,7 @@ Model = Annotated[str | None, typer.Option(help="model.name, as in mlp or lenet,
 Clients = Annotated[int | None, typer.Option(help="data.clients: number of clients.")]
 Alpha = Annotated[float | None, typer.Option(help="data.alpha: 0 gives each client one class.")]
 Partition = Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")]
+Lr = Annotated[float | None, typer.Option(help="local.lr: local learning rate.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Rate = Annotated[float | None, typer.Option(help="participation.rate: share of the clients in a round.")]
 Target = Annotated[

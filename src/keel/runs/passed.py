@@ -1,6 +1,6 @@
 """Objects that are passed in Python instead of being named in a spec: model, data, algorithm, loss, sampler, engine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,15 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
         if value is not None and name in PLACES:
             table = _replaced(table, name, value)
     return table
+
+
+def check_varied(fields: Iterable[str], passed: Passed) -> None:
+    """Raise a KeelError if a field that varies between runs is one that an object replaces."""
+    for name, place in PLACES.items():
+        for field in fields:
+            section, _, rest = field.partition(".")
+            if passed.get(name) is not None and section == place.section and rest not in place.allowed:
+                raise KeelError(f"over: {field} conflicts with {name}=, which replaces it; remove one of them")
 
 
 def put_field(table: dict[str, Any], field: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -119,8 +120,7 @@ class _Notebook:
         self.due = 0.0
 
     def __enter__(self) -> "_Notebook":
-        from IPython.display import display
-
+        display = import_module("IPython.display").display  # no dependency of Keel: a notebook brings it
         self.display: Any = display(self, display_id=True)
         return self
 
