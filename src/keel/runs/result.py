@@ -23,8 +23,11 @@ class Run:
     """A run that has ended or was interrupted: its folder, its summary and its trained model."""
 
     path: Path
+    """The run folder."""
     summary: Summary
+    """How the run ended, as in summary.json."""
     module: nn.Module
+    """The trained model."""
 
     @property
     def status(self) -> str:
