@@ -94,10 +94,10 @@ def test_models_and_data_may_be_functions_of_the_seed(tmp_path: Path) -> None:
 
 
 def test_over_varies_fields_also_of_an_algorithm_that_is_an_object(tmp_path: Path) -> None:
-    over = {"algorithm.scale": [0.5, 1.0], "local.batch": (4,)}
+    over = {"algorithm.scale": np.array([0.5, 1.0]), "local.batch": (np.int64(4),)}
     table = {**SPEC, "local": {"lr": 0.1, "epochs": 1}}
     result = keel.compare(
-        [own_algorithm()], **{**OBJECTS, "spec": table}, over=over, out=tmp_path, progress=False, workers=1
+        [own_algorithm()], **{**OBJECTS, "spec": table, "seeds": np.arange(1)}, over=over, out=tmp_path, progress=False
     )
     assert [row["fields"] for row in result.rows()] == [{"algorithm.scale": 0.5}, {"algorithm.scale": 1.0}]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -227,6 +227,7 @@ def test_a_spec_or_a_file_is_shared_by_all_runs(tmp_path: Path) -> None:
         ({"spec": {"model": {"name": "mlp"}}}, "model.name = 'mlp' conflicts with model="),
         ({"hooks": [3]}, "hooks must hold functions"),
         ({"baseline": "scaffold"}, "unknown baseline 'scaffold'"),
+        ({"workers": 0}, "workers must be a number of processes, at least 1 (got 0)"),
     ],
     ids=str,
 )

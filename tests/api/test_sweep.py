@@ -59,6 +59,11 @@ def test_a_sweep_is_a_frame_and_a_table(swept: keel.Sweep) -> None:
     assert "validation" in swept._repr_html_()
 
 
+def test_a_report_shows_the_points_as_methods(swept: keel.Sweep, tmp_path: Path) -> None:
+    page = keel.report(swept, tmp_path / "page.html")
+    assert len(page.comparison.methods) == 4
+
+
 def test_the_same_call_with_more_values_runs_only_the_new_ones(swept: keel.Sweep) -> None:
     before = {path: path.stat().st_mtime_ns for path in swept.path.rglob("metrics.jsonl")}
     over = {"local.lr": [0.1, 0.2], "algorithm.scale": [1.0]}

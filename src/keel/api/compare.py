@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from keel.algorithms import Algorithm
-from keel.api.batch import ended_by_ctrl_c, shared_table
+from keel.api.batch import check_workers, ended_by_ctrl_c, plain_values, shared_table
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
 from keel.errors import KeelError
-from keel.report.comparison import Comparison, any_compared
+from keel.report.comparison import Comparison
+from keel.report.comparison import compare as compare_runs
 from keel.runs.compare import Method, baseline_of, make_jobs, run_jobs
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
 from keel.runs.passed import check_varied
@@ -80,13 +81,15 @@ def compare(
     passed = {"model": model, "data": data, "loss": loss, "sampler": sampler, "engine": engine}
     objects = RunObjects(passed, hooks)
     check_varied(over or {}, passed)
+    check_workers(workers)
     table = _with_named_algorithm(shared_table(spec, objects))
-    jobs = make_jobs(table, _labelled(methods), seeds, over or {}, Path(out), same)
+    axes = {field: plain_values(values) for field, values in (over or {}).items()}
+    jobs = make_jobs(table, _labelled(methods), plain_values(seeds), axes, Path(out), same)
     if baseline is not None:
         baseline = baseline_of(baseline, jobs, "baseline")
     with ended_by_ctrl_c():
         folders = run_jobs(jobs, not progress, workers, objects)
-    return any_compared(folders, baseline, target)
+    return compare_runs(folders, baseline, target, require_evaluation=False)
 
 
 def _with_named_algorithm(table: dict[str, Any]) -> dict[str, Any]:

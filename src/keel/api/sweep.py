@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keel.algorithms import Algorithm
-from keel.api.batch import ended_by_ctrl_c, shared_table
+from keel.api.batch import check_workers, ended_by_ctrl_c, plain_values, shared_table
 from keel.config.overrides import flatten, merge, read_spec
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
@@ -79,15 +77,16 @@ def sweep(
     """
     passed = {"model": model, "data": data, "loss": loss, "sampler": sampler, "engine": engine}
     objects = RunObjects(passed, hooks)
+    check_workers(workers)
     options = {
         "method": search,
         "grid": grid,
         "points": points,
-        "seeds": list(seeds) if isinstance(seeds, Sequence) else seeds,
+        "seeds": plain_values(seeds),
         "on": on,
         "sampler": optuna_sampler,
         "pruner": pruner,
-        "fields": None if over is None else {field: _values(values) for field, values in over.items()},
+        "fields": None if over is None else {field: plain_values(values) for field, values in over.items()},
     }
     given = {name: value for name, value in options.items() if value is not None}
     rest, searched = _without_search(spec)
@@ -114,10 +113,3 @@ def _without_search(
         return spec, {}
     table = read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {})
     return table, table.pop("search", {})
-
-
-def _values(values: Any) -> Any:
-    """The values of a field as a [search] table has them: tuples and NumPy arrays become lists."""
-    if isinstance(values, Mapping | str):
-        return values
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)

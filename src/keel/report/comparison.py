@@ -215,25 +215,19 @@ def compare(
     baseline: str | None = None,
     target: float | None = None,
     network: Network | None = None,
+    require_evaluation: bool = True,
 ) -> Comparison:
     """Compare the runs in these folders; the baseline is FedAvg unless another algorithm is named.
 
     With a network (given here, or the same one in all specs), wall-clock time is that of a federation on it.
+
+    Args:
+        require_evaluation: Refuse runs none of which was evaluated, because there is nothing to draw.
     """
-    comparison = any_compared(folders, baseline, target, network)
-    if not comparison.evaluated:
+    comparison = Comparison(load_methods(folders, network), baseline or "fedavg", target)
+    if require_evaluation and not comparison.evaluated:
         raise KeelError(f"run {str(folders[0].path)!r} has no accuracy yet; report on runs with an evaluation")
+    names = {name for method in comparison.methods for name in method.names}
+    if baseline is not None and baseline not in names:
+        raise unknown_name("--target", baseline, names)
     return comparison
-
-
-def any_compared(
-    folders: list[RunFolder],
-    baseline: str | None = None,
-    target: float | None = None,
-    network: Network | None = None,
-) -> Comparison:
-    """Compare the runs in these folders as `compare` does, also if all diverged before their first evaluation."""
-    methods = load_methods(folders, network)
-    if baseline is not None and baseline not in (names := [name for m in methods for name in m.names]):
-        raise unknown_name("--target", baseline, set(names))
-    return Comparison(methods, baseline or "fedavg", target)

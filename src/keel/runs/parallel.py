@@ -69,29 +69,39 @@ def run_all(jobs: list[Job], workers: int, on_round: OnRound, objects: RunObject
         objects: What a call in Python passes to each run; None for a command.
     """
     summaries = {number: ended_summary(job, objects) for number, job in enumerate(jobs)}
-    left = [number for number, summary in summaries.items() if summary is None]
     if objects is not None:
         for number, summary in summaries.items():
             if summary is not None:
                 on_round(number, {"round": summary["rounds"]})
+    left = {number: jobs[number] for number, summary in summaries.items() if summary is None}
     if left:
-        named = objects is None or not (objects.hooks or any(_uses_objects(job, objects) for job in jobs))
-        cluster = cluster_of(jobs[number].spec for number in left) if named else None  # which cannot inherit objects
-        by_table = objects is None or cluster is not None
-        share, rest = divmod(workers, len(left)) if cluster is None else (1, 0)  # fewer runs than cores share them
-        if objects is not None and cluster is None and not can_fork():
-            share, rest = workers, 0  # one run at a time has all processes
-        folder = Path(os.path.commonpath([jobs[number].path.absolute().parent for number in left]))
-        work = _run if by_table else partial(_run_job, jobs)
-        with executor(min(workers, len(left)), on_round, work, cluster, folder, objects) as pool:
-            futures: dict[int, Future[Summary | None]] = {}
-            for position, number in enumerate(left):
-                job, processes = jobs[number], max(1, share + (position < rest))
-                table = (job.spec.model_dump(exclude_none=True), job.path.absolute(), job.title) if by_table else ()
-                futures[number] = pool.submit(number, processes, *table)
-            pool.wait(futures.values())
-            summaries |= {number: result_of(future) for number, future in futures.items()}
+        summaries |= _run_left(left, workers, on_round, objects)
     return [cast(Summary, summaries[number]) for number in range(len(jobs))]
+
+
+def _run_left(jobs: dict[int, Job], workers: int, on_round: OnRound, objects: RunObjects | None) -> dict[int, Summary]:
+    """Run these jobs, and return their summaries by number."""
+    cluster = _cluster_for(jobs.values(), objects)
+    by_table = objects is None or cluster is not None
+    share, rest = divmod(workers, len(jobs)) if cluster is None else (1, 0)  # fewer runs than cores share them
+    if not by_table and not can_fork():
+        share, rest = workers, 0  # one run at a time has all processes
+    folder = Path(os.path.commonpath([job.path.absolute().parent for job in jobs.values()]))
+    work = _run if by_table else partial(_run_job, jobs)
+    with executor(min(workers, len(jobs)), on_round, work, cluster, folder, objects) as pool:
+        futures: dict[int, Future[Summary | None]] = {}
+        for position, (number, job) in enumerate(jobs.items()):
+            table = (job.spec.model_dump(exclude_none=True), job.path.absolute(), job.title) if by_table else ()
+            futures[number] = pool.submit(number, max(1, share + (position < rest)), *table)
+        pool.wait(futures.values())
+        return {number: result_of(future) for number, future in futures.items()}
+
+
+def _cluster_for(jobs: Collection[Job], objects: RunObjects | None) -> Cluster | None:
+    """The Ray cluster of the jobs; None if they need Python objects, which a cluster does not inherit."""
+    if objects is not None and (objects.hooks or any(_uses_objects(job, objects) for job in jobs)):
+        return None
+    return cluster_of(job.spec for job in jobs)
 
 
 class Executor:
@@ -212,16 +222,18 @@ def executor(
             yield Executor(processes, queue, on_round, _call_inherited)
     else:
         log.warning("runs are executed one after the other: worker processes require Linux without an accelerator")
-        with _as_interrupted():
+        try:
             yield ThisProcess(on_round, work, objects)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            _release_objects()
 
 
-@contextmanager
-def _as_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted from None
+def _release_objects() -> None:
+    """Forget the Python objects of the last call: data can be large."""
+    global _objects
+    _objects = None
 
 
 @contextmanager
@@ -306,7 +318,7 @@ def _run(number: int, workers: int, table: dict[str, Any], path: Path, title: st
     return run_one(number, Job(resolved_spec(table), path, title), workers)
 
 
-def _run_job(jobs: list[Job], number: int, workers: int) -> Summary:
+def _run_job(jobs: dict[int, Job], number: int, workers: int) -> Summary:
     return run_one(number, jobs[number], workers)
 
 
