@@ -149,8 +149,20 @@ def test_an_error_in_the_users_code_names_it(tmp_path: Path) -> None:
     def failing(record: Any, state: Any, seconds: float) -> None:
         raise LocalError(3, "out of luck")
 
+    def dividing(record: Any, state: Any, seconds: float) -> None:
+        1 / 0  # noqa: B018
+
     with pytest.raises(RuntimeError, match="LocalError: out of luck"):
-        keel.compare("fedavg", **OBJECTS, hooks=[failing], out=tmp_path, progress=False)
+        keel.compare("fedavg", **OBJECTS, hooks=[failing], out=tmp_path / "a", progress=False)
+    with pytest.raises(ZeroDivisionError):
+        keel.compare("fedavg", **OBJECTS, hooks=[dividing], out=tmp_path / "b", progress=False)
+
+
+def test_the_baseline_may_be_the_name_of_an_own_class(tmp_path: Path) -> None:
+    methods = {"average": "fedavg", "mine": own_algorithm()}
+    result = keel.compare(methods, **OBJECTS, baseline="scaled", out=tmp_path, progress=False)
+    assert result.baseline == "mine"
+    assert result.rows()[0]["target"] == result.rows()[1]["accuracy_mean"]
 
 
 def test_ctrl_c_saves_every_run_and_the_same_call_continues(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def baseline_of(name: str, jobs: list[Job], option: str = "--target") -> str:
         name: The name in the specs, as in "module:Class", the attribute `name` of the algorithm's class, or a label.
         option: The option or argument, which an error names.
     """
-    named = {_reference(job.spec.algorithm): job.spec.algorithm.name for job in jobs}
+    named = {_reference(job): job.spec.algorithm.name for job in jobs}
     labels = {job.title for job in jobs if job.title is not None}
     if name in named or name in labels:
         return name
@@ -109,10 +109,10 @@ def baseline_of(name: str, jobs: list[Job], option: str = "--target") -> str:
     return matches[0]
 
 
-def _reference(algorithm: Algorithm) -> str:
+def _reference(job: Job) -> str:
     """The name by which a comparison finds an algorithm: that in the spec, or its title if that is "custom"."""
-    name = algorithm_table(algorithm)["name"]
-    return algorithm.title if name == CUSTOM else name
+    name = algorithm_table(job.spec.algorithm)["name"]
+    return (job.title or job.spec.algorithm.title) if name == CUSTOM else name
 
 
 def _check_axes(over: Mapping[str, Any], dashes: str) -> None:

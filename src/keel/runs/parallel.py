@@ -326,10 +326,10 @@ def _call_inherited(*arguments: Any) -> Any:
     """Call the function that this worker inherited. Errors of user code become ones that can be sent to the parent."""
     try:
         return _inherited(*arguments)
-    except (KeelError, OSError, KeyboardInterrupt):
-        raise
-    except Exception as error:  # its class may exist in this process only
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        if type(error).__module__ in ("builtins", KeelError.__module__):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error  # its class may exist in this process only
 
 
 def _init_worker(
