@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel
+from keel.core.losses import batched_loss, per_example_cross_entropy
 from keel.core.program import Program
 from keel.core.replay import LocalGradient, work_per_operation
-from keel.core.task import batched_loss, per_example_cross_entropy
 from keel.engines.allocator import tune
 
 GROUPS = (5, 8, 32)

@@ -21,7 +21,7 @@ from keel.config.overrides import override
 from keel.report.charts import COLOURS, DASHES
 from keel.report.comparison import Comparison, compare
 from keel.report.method import Method
-from keel.report.tables import accuracy
+from keel.report.tables import final_text
 from keel.runs.compare import run_jobs
 from keel.runs.parallel import Job
 from keel.units import size
@@ -61,7 +61,7 @@ def draw_curves(methods: list[Method], path: Path, step: int = CURVE_STEP) -> No
     values = [
         {"method": m.label, "round": int(t), "accuracy": round(float(mean), 3)}
         for m in methods
-        for t, mean in zip(m.rounds, m.accuracy.mean(axis=0), strict=True)
+        for t, mean in zip(m.rounds, m.values.mean(axis=0), strict=True)
         if t % step == 0
     ]
     labels = [m.label for m in methods]
@@ -93,7 +93,7 @@ def table(rows: list[Row], names: list[str] | None = None) -> str:
     lines = list(HEADER)
     for row in fastest if names is None else [by_name[name] for name in names]:
         rounds = row["rounds_to_target"] or ("never" if row["target"] else "-")
-        lines.append(f"| {row['label']} | {accuracy(row)} | {rounds} | {size(row['bytes_to_target'])} |")
+        lines.append(f"| {row['label']} | {final_text(row)} | {rounds} | {size(row['bytes_to_target'])} |")
     return "\n".join(lines)
 
 

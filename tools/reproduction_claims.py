@@ -7,7 +7,7 @@ from pathlib import Path
 
 from keel.paper.cost import TargetCost, target_costs
 from keel.paper.results import Result, Row
-from keel.report.tables import accuracy, change
+from keel.report.tables import change, final_text
 from keel.units import size
 
 SCARCE = Path(__file__).parents[1] / "results/digits_scarce.json"
@@ -50,7 +50,7 @@ def best_tau(results: dict[str, Result]) -> list[str]:
             least = rows[best]["accuracy_mean"] - (rows[best]["accuracy_std"] or 0.0)
             near = [tau for tau, row in rows.items() if tau != best and row["accuracy_mean"] >= least]
             within = f"; within its standard deviation: {', '.join(near)}" if near else ""
-            values = ", ".join(f"{tau}: {accuracy(row)}" for tau, row in rows.items())
+            values = ", ".join(f"{tau}: {final_text(row)}" for tau, row in rows.items())
             unsearched = [tau for tau, row in rows.items() if part["grid"] and "chosen" not in row]
             rates = f"; without a searched learning rate: {', '.join(unsearched)}" if unsearched else ""
             period = 1 / part["spec"]["participation.rate"]
@@ -94,14 +94,14 @@ def numbers(results: dict[str, Result]) -> dict[str, str]:
     for method, *losses in results.get("regression", {}).get("rows", []):
         texts |= {f"regression.{number}.{method}": loss for number, loss in enumerate(losses)}
     for row in json.loads(SCARCE.read_text(encoding="utf-8")):
-        texts[f"scarce.{row['algorithm']}"] = accuracy(row)
+        texts[f"scarce.{row['algorithm']}"] = final_text(row)
     return texts
 
 
 def _row_numbers(row: Row) -> dict[str, str]:
     texts = {}
     if row.get("accuracy_mean") is not None:
-        texts[" ".join([row["method"], *map(str, row["values"].values())])] = accuracy(row)
+        texts[" ".join([row["method"], *map(str, row["values"].values())])] = final_text(row)
     if "curve" in row:
         most = max(abs(after - before) for before, after in pairwise(row["curve"]["mean"]))
         texts[f"{row['method']} swing"] = f"{100 * most:.1f}"
@@ -141,7 +141,7 @@ def _tau(row: Row) -> str | None:
 
 
 def _with_accuracy(row: Row) -> str:
-    return f"{row['label']} {accuracy(row)}"
+    return f"{row['label']} {final_text(row)}"
 
 
 def _parts(results: dict[str, Result], name: str) -> list[Row]:

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from keel.report.comparison import Comparison
     from keel.report.report_page import ReportPage, report
     from keel.report.sweep import BestPoint, Sweep
-    from keel.runs.result import Run
+    from keel.runs.result import Run, load
     from keel.runs.run import resume, run
 
 _HOMES = {
     # run an experiment
     "run": "keel.runs.run",
     "resume": "keel.runs.run",
+    "load": "keel.runs.result",
     "Run": "keel.runs.result",
     # run several
     "compare": "keel.api.compare",
@@ -90,6 +91,7 @@ __all__ = [
     "from_dataset",
     "from_partitioner",
     "hyperparameters",
+    "load",
     "make_spec",
     "report",
     "resume",

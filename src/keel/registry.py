@@ -4,7 +4,7 @@ The entry-point groups are keel.algorithms, keel.data, keel.models, keel.sampler
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -14,6 +14,29 @@ from typing import Any, TypeVar
 from keel.errors import KeelError, unknown_name
 
 T = TypeVar("T")
+
+
+class Lazy(Mapping[str, T]):
+    """Built-in objects by name, each a "module:name" that is imported when it is looked up.
+
+    The names are available without an import: an unknown one is reported before PyTorch is imported.
+    """
+
+    def __init__(self, references: Mapping[str, str]):
+        self.references = references
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self.references[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's default would import it
+        return name in self.references
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.references)
+
+    def __len__(self) -> int:
+        return len(self.references)
 
 
 def find(field: str, name: str, builtin: Mapping[str, T], group: str) -> T:
@@ -27,14 +50,18 @@ def find(field: str, name: str, builtin: Mapping[str, T], group: str) -> T:
     Raises:
         KeelError: Nothing has this name, or what has it cannot be imported.
     """
+    check_name(field, name, builtin, group)
     if name in builtin:
         return builtin[name]
     if ":" in name:
         return imported(field, name)
-    registered = _registered(group)
-    if name in registered:
-        return _load(field, name, registered[name].load)
-    raise unknown_name(field, name, [*builtin, *registered], "or module:name")
+    return _load(field, name, _registered(group)[name].load)
+
+
+def check_name(field: str, name: str, builtin: Mapping[str, object], group: str) -> None:
+    """Raise the KeelError of `find` if nothing has this name; nothing is imported."""
+    if not known(name, builtin, group):
+        raise unknown_name(field, name, [*builtin, *_registered(group)], "or module:name")
 
 
 def known(name: str, builtin: Mapping[str, object], group: str) -> bool:

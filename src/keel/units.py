@@ -1,8 +1,24 @@
 """Numbers as people read them."""
 
+from math import floor, log10
 
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+
+def percent(value: float | None, spread: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f} %" if spread is None else f"{100 * value:.1f} ± {100 * spread:.1f} %"
+
+
+def number(value: float | None, spread: float | None = None) -> str:
+    """Four significant digits, and the spread to the same decimals. The report's page.js formats it in the same way."""
+    if value is None:
+        return "-"
+    magnitude = abs(value)
+    if magnitude and not 1e-4 <= magnitude < 1e6:
+        form = ".3e"
+    else:
+        form = f".{max(0, 3 - floor(log10(magnitude))) if magnitude else 3}f"
+    return f"{value:{form}}" if spread is None else f"{value:{form}} ± {spread:{form}}"
 
 
 def size(value: float | None) -> str:

@@ -1,9 +1,13 @@
 """The defaults of the protocol, and details of the built-in algorithms."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 import pytest
 import torch
 
 import keel
+from keel import algorithms
 from keel.algorithms import REGISTRY, Algorithm, make_algorithm
 from keel.algorithms.base import Context, Report, in_rounds
 from keel.algorithms.fedavg import FedAvg
@@ -41,3 +45,11 @@ def test_yogi_keeps_a_second_moment_that_equals_the_square() -> None:
     report = Report({"delta": torch.tensor([2.0, -2.0])}, 1.0, 1)
     ctx = Context(round=1, clients=1, cohort=1, share=1.0, period=1.0, lr=0.1, server_lr=1.0)
     assert yogi.aggregate(server, [report], ctx)["v"].tolist() == [4.0, 4.0]
+
+
+def test_the_names_that_are_read_from_the_source_are_those_of_the_classes() -> None:
+    modules = [import_module(f"keel.algorithms.{entry.name}") for entry in iter_modules(algorithms.__path__)]
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    named = [cls for cls in classes if issubclass(cls, Algorithm) and "name" in vars(cls)]
+    assert dict(REGISTRY) == {cls.name: cls for cls in named}
+    assert list(REGISTRY) == sorted(REGISTRY)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import keel
 from keel.algorithms.fedavg import FedAvg
@@ -77,7 +77,7 @@ def test_the_same_call_reuses_ended_runs_and_resumes_others(compared: keel.Compa
 def test_another_model_is_not_taken_for_the_one_of_the_ended_runs(compared: keel.Comparison) -> None:
     folder = compared.paths[0].parent
     for changed in {"model": own_model(1)}, {"data": own_data(1)}:
-        with one_line_error("but the run started with"):
+        with one_line_error("that the run started with"):
             keel.compare({"average": "fedavg"}, **{**OBJECTS, "seeds": [3], **changed}, out=folder, progress=False)
 
 
@@ -104,6 +104,23 @@ def test_over_varies_fields_also_of_an_algorithm_that_is_an_object(tmp_path: Pat
         "custom-custom-scaled-algorithm.scale=0.5,local.batch=4-seed0",
         "custom-custom-scaled-algorithm.scale=1.0,local.batch=4-seed0",
     ]
+
+
+def test_losses_and_metrics_are_names_or_functions(tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).normal(size=(48, 6))
+    data = keel.federate(inputs, inputs.sum(1), test=(inputs, inputs.sum(1)), clients=6)
+
+    def largest_error(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).abs().max()
+
+    objects = {**OBJECTS, "data": data, "model": nn.Linear(6, 1), "loss": "mse", "metrics": ["mae", largest_error]}
+    result = keel.compare(["fedavg", "ghbm"], **objects, out=tmp_path, progress=False)
+    for row in result.rows():
+        assert (row["metric"], row["maximize"], row["status"]) == ("mae", False, "finished")
+        assert row["mae_mean"] > 0
+    assert "| MAE |" in result.to_markdown()
+    assert RunFolder(result.paths[0]).records()[-1]["largest_error"] > 0  # type: ignore[typeddict-item]
+    assert shas(keel.compare(["fedavg", "ghbm"], **objects, out=tmp_path, progress=False)) == shas(result)
 
 
 def test_samplers_engines_and_hooks_are_objects_too(tmp_path: Path) -> None:
@@ -250,7 +267,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(arguments: dict[str, Any],
 
 
 OWN = """
-from torch import nn
+from torch import Tensor, nn
 
 class Net(nn.Module):
     def __init__(self, width: int = 4):

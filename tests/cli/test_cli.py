@@ -245,6 +245,22 @@ def test_data_show_prints_the_label_distribution(keel: Keel) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        (["--partition", "dirichlet_per_class", "--alpha", "0.5"], "alpha = 0.5 per class"),
+        (["--partition", "quantity", "--alpha", "2"], "quantity skew, alpha = 2"),
+        (["--partition", "shards"], "shards per client: 2"),
+        (["--set", "data.classes_per_client=3"], "classes per client: 3"),
+        (["--set", "data.noise=0.2"], "feature shift, noise = 0.2"),
+    ],
+)
+def test_partitioning_schemes_are_chosen_on_the_command_line(keel: Keel, options: list[str], label: str) -> None:
+    shown = keel("data", "show", "digits", "--clients", "10", *options)
+    assert shown.code == 0, shown.err
+    assert f"digits ({label}): 10 clients" in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["data", "show", "cifar"], "did you mean 'cifar10'?"),

@@ -52,6 +52,25 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"data": {"name": "arrays"}}, "data.inputs must be set for data.name = 'arrays'"),
     ({"data": {"inputs": "x.npy"}}, "unknown data field 'inputs' for digits"),
     ({"data": {"partition": "key"}}, "partition = 'key' requires natural clients, which digits lacks; use 'dirichlet'"),
+    ({"data": {"partition": "pathological"}}, "data.partition must be 'dirichlet', 'dirichlet_per_class', 'classes', "),
+    (
+        {"data": {"partition": "dirichlet_per_class"}},
+        "data.alpha must be set for data.partition = 'dirichlet_per_class'",
+    ),
+    ({"data": {"partition": "quantity", "alpha": 0.0}}, "data.alpha must be greater than 0 for data.partition"),
+    ({"data": {"partition": "classes"}}, "data.classes_per_client must be set for data.partition = 'classes'"),
+    (
+        {"data": {"partition": "iid", "noise": 0.1}},
+        "data.noise = 0.1 requires data.partition = 'feature' (got 'iid')",
+    ),
+    (
+        {"data": {"shards_per_client": 2, "classes_per_client": 2}},
+        "data.shards_per_client = 2 requires data.partition = 'shards' (got 'classes')",
+    ),
+    (
+        {"data": {"partition": "iid", "alpha": 1.0}},
+        "data.alpha = 1.0 requires data.partition = 'dirichlet', 'dirichlet_per_class' or 'quantity' (got 'iid')",
+    ),
     ({"model": {"name": "mpl"}}, "unknown model.name 'mpl'; did you mean 'mlp'?"),
     ({"model": {"name": "mlp", "hiden": [3]}}, "unknown model field 'hiden' for mlp; did you mean 'hidden'?"),
     ({"engine": {"name": "warp"}}, "unknown engine.name 'warp'"),
@@ -172,9 +191,22 @@ def test_the_centralized_baseline_has_the_papers_settings() -> None:
     assert (spec.rounds, spec.algorithm.settings()["momentum"]) == (75, 0.0)
 
 
-def test_alpha_implies_a_dirichlet_partition() -> None:
-    assert make_spec({"data": {"name": "shakespeare", "alpha": 0.5}}).data.partition == "dirichlet"
+@pytest.mark.parametrize(
+    ("field", "value", "scheme"),
+    [
+        ("alpha", 0.5, "dirichlet"),
+        ("classes_per_client", 2, "classes"),
+        ("shards_per_client", 3, "shards"),
+        ("noise", 0.1, "feature"),
+    ],
+)
+def test_a_field_of_one_scheme_implies_the_scheme(field: str, value: float, scheme: str) -> None:
+    assert make_spec({"data": {"name": "shakespeare", field: value}}).data.partition == scheme
     assert make_spec({"data": {"name": "shakespeare"}}).data.partition == "key"
+
+
+def test_shards_are_two_per_client_by_default() -> None:
+    assert make_spec({"data": {"partition": "shards"}}).data.shards_per_client == 2
 
 
 def test_rounds_models_and_clients_are_those_of_the_paper() -> None:

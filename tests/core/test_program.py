@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, max_pool2d, relu, scaled_dot_product_attention
 
 from keel.core.flat_model import FlatModel
+from keel.core.losses import batched_loss, per_example_cross_entropy
 from keel.core.program import Program
-from keel.core.task import batched_loss, per_example_cross_entropy
 
 ROWS, EXAMPLES, CLASSES = 4, 5, 3
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keel.core.randomness import key, keyed_rng, keyed_torch_rng, seed_torch
+from keel.core.randomness import key, keyed_rng
+from keel.core.torch_randomness import keyed_torch_rng, seed_torch
 
 keys = st.tuples(st.integers(0, 2**31), st.text(max_size=8), st.integers(0, 10**6), st.integers(0, 10**6))
 

@@ -12,8 +12,8 @@ import keel
 from keel.core import client, replay
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel
+from keel.core.losses import per_example_cross_entropy
 from keel.core.replay import LocalGradient, local_gradient
-from keel.core.task import per_example_cross_entropy
 from tests.conftest import uneven_loop
 from tests.core.test_program import EXAMPLES, MODULES, InPlace
 

@@ -64,6 +64,7 @@ def test_batches_are_read_in_order_and_memory_mapped(small_cifar10: Path) -> Non
             assert np.array_equal(dataset.train.inputs[part].numpy().reshape(20, -1), images)
             assert dataset.train.targets[part].tolist() == labels
     assert dataset.train.inputs.dtype == torch.uint8
+    assert dataset.class_names[3] == "cat"
 
 
 def test_augmented_training_gives_the_same_bits_twice_and_agrees_across_engines(

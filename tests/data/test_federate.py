@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import keel
-from keel import FederatedData, KeelError
+from keel import Dataset, FederatedData, KeelError
+from keel.core.examples import Examples
 from keel.core.transforms import Identity
+from keel.data.arrays import arrays
 from keel.data.federate import federate, from_dataset, from_partitioner
+from keel.data.partition import partition_dataset
 from keel.data.transforms import Pixels
 
 LABELS = [0, 1, 2] * 8
@@ -54,9 +57,9 @@ def train_one_round(data: FederatedData, out: Path) -> None:
     assert keel.run(table, data=data, out=out).status == "finished"
 
 
-def test_integer_arrays_become_floats() -> None:
+def test_integer_arrays_stay_integers() -> None:
     data = federate(images(4), LABELS, test=(images(4), LABELS), keys=CLIENTS)
-    assert data.train.inputs.dtype == torch.float32
+    assert data.train.inputs.dtype == torch.uint8
     assert data.train.inputs.max() > 200
     assert data.partition.clients == 4
 
@@ -87,6 +90,76 @@ def test_columns_of_numbers_become_floats() -> None:
     assert all(len(set(data.client(client).targets.tolist())) == 1 for client in range(6))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "scheme"),
+    [
+        ({"classes_per_client": 2}, "classes"),
+        ({"shards_per_client": 3}, "shards"),
+        ({"noise": 0.2}, "feature"),
+        ({"alpha": 2.0, "partition": "dirichlet_per_class", "min_examples": 1}, "dirichlet_per_class"),
+        ({"alpha": 2.0, "partition": "quantity", "min_examples": 1}, "quantity"),
+        ({"partition": "shards"}, "shards"),
+    ],
+    ids=str,
+)
+def test_a_partitioning_scheme_is_named_or_implied(arguments: dict[str, Any], scheme: Any) -> None:
+    inputs = np.arange(48.0).reshape(24, 2)
+    data = federate(inputs, LABELS, test=(inputs, LABELS), clients=4, seed=5, **arguments)
+    table = Columns(x=inputs, label=LABELS)
+    same = from_dataset(table, input="x", label="label", test=table, clients=4, seed=5, **arguments)
+    fields = {field: value for field, value in arguments.items() if field != "partition"}
+    expected = partition_dataset("custom", keyless(inputs), 5, scheme, clients=4, **fields)
+    for made in (data, same):
+        assert made.partition.fingerprint() == expected.partition.fingerprint()
+        assert torch.equal(made.train.inputs, expected.train.inputs)
+
+
+def keyless(inputs: np.ndarray) -> Dataset:
+    examples = Examples(torch.from_numpy(inputs).float(), torch.tensor(LABELS))
+    return Dataset(examples, examples, 3)
+
+
+def test_a_wrong_partitioning_scheme_is_refused() -> None:
+    inputs = np.arange(48.0).reshape(24, 2)
+    with pytest.raises(KeelError, match=r"unknown data\.partition 'shard'; did you mean 'shards'\?"):
+        federate(inputs, LABELS, test=(inputs, LABELS), clients=4, partition="shard")  # type: ignore[arg-type]
+    with pytest.raises(KeelError, match=r"data\.noise = 0\.1 requires data without keys; pass keys or noise, not both"):
+        federate(inputs, LABELS, test=(inputs, LABELS), keys=CLIENTS, noise=0.1)
+    with pytest.raises(KeelError, match=r"data\.alpha = 1\.0 requires data\.partition = .* \(got 'shards'\)"):
+        federate(inputs, LABELS, test=(inputs, LABELS), clients=4, partition="shards", alpha=1.0)
+
+
+def test_labels_that_are_text_become_classes_in_sorted_order() -> None:
+    inputs, texts = np.arange(48.0).reshape(24, 2), [["sad", "glad", "calm"][label] for label in LABELS]
+    data = federate(inputs, texts, test=(inputs[:1], np.array(["wild"], dtype=object)), clients=2)
+    assert (data.classes, data.class_names) == (4, ("calm", "glad", "sad", "wild"))
+    assert [data.class_names[label] for label in data.train.targets] == texts
+    assert data.test.targets.tolist() == [3]
+    table = Columns(x=inputs, label=texts)
+    data = from_dataset(table, input="x", label="label", test=table, clients=2)
+    assert data.class_names == ("calm", "glad", "sad")
+    assert [data.class_names[label] for label in data.test.targets] == texts
+
+
+def test_array_files_may_have_labels_that_are_text(tmp_path: Path) -> None:
+    for name, array in ("x", np.zeros((3, 2))), ("y", np.array(["no", "yes", "no"])):
+        np.save(tmp_path / f"{name}.npy", array)
+    x, y = str(tmp_path / "x.npy"), str(tmp_path / "y.npy")
+    dataset = arrays(inputs=x, labels=y, test_inputs=x, test_labels=y)
+    assert (dataset.train.targets.tolist(), dataset.class_names) == ([0, 1, 0], ("no", "yes"))
+
+
+def test_natural_clients_keep_their_names() -> None:
+    inputs = np.arange(48.0).reshape(24, 2)
+    data = federate(inputs, LABELS, test=(inputs, LABELS), keys=CLIENTS, clients=3, seed=1)
+    assert data.client_names is not None
+    for client, name in enumerate(data.client_names):
+        assert {CLIENTS[row] for row in data.partition[client]} == {name}
+    numbered = federate(inputs, LABELS, test=(inputs, LABELS), keys=np.arange(24) % 4)
+    assert numbered.client_names is None  # the numbers of the clients are their names
+    assert federate(inputs, LABELS, test=(inputs, LABELS), clients=3).client_names is None
+
+
 def test_each_partition_is_a_client() -> None:
     table = Columns(x=np.arange(48.0).reshape(24, 2), label=LABELS)
     parts = ListPartitioner(*(Columns(x=np.full((size, 2), size), label=LABELS[:size]) for size in (5, 1, 3)))
@@ -102,7 +175,7 @@ def test_an_error_names_the_column() -> None:
     with pytest.raises(KeelError, match="data has no column 'img'; its columns are image, label"):
         from_dataset(table, input="img", label="label", test=table, clients=2)
     with pytest.raises(
-        KeelError, match=r"data.labels must be one whole number per example \(got <U5 of shape \(24,\)\)"
+        KeelError, match=r"data.labels must be numbers, one row per example \(got <U5 of shape \(24,\)\)"
     ):
         from_dataset(Columns(image=images(6, 5, 3), label=CLIENTS), input="image", label="label", test=table, clients=2)
     uneven = np.empty(24, dtype=object)
@@ -130,6 +203,7 @@ def test_a_hugging_face_dataset_is_trained_on(tmp_path: Path) -> None:
     data = from_dataset(table, input="image", label="label", client="client", test=table)
     np.testing.assert_array_equal(data.train.inputs, colours.transpose(0, 3, 1, 2))
     assert data.train.targets.tolist() == LABELS
+    assert data.class_names == ("a", "b", "c")
     train_one_round(data, tmp_path / "images")
     floats = from_dataset(table, input="x", label="label", clients=3, alpha=0.5, test=table)
     np.testing.assert_allclose(floats.train.inputs, numbers, rtol=1e-6)

@@ -51,6 +51,13 @@ def test_images_of_all_files_are_read_with_their_writers(data: Path) -> None:
     assert federated.input_shape == (1, 28, 28)
 
 
+def test_classes_are_digits_then_capital_then_small_letters(data: Path) -> None:
+    for part in ("train", "test"):
+        write(data, part, 0, {"ann": random_images(3)})
+    names = catalog.load("femnist", {}).class_names
+    assert [names[label] for label in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
+
+
 def test_pixels_are_converted_to_bytes_without_loss() -> None:
     pixels = np.arange(784) % 256
     found, _ = images([(pixels / 255).tolist()], [5], Path("f"))

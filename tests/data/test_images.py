@@ -53,7 +53,8 @@ def test_clients_classes_and_images_are_read_from_the_folders(folder: Path) -> N
     dataset = images.images(folder=str(folder), size=8)
     assert dataset.keys is not None
     assert dataset.keys.tolist() == ["ann", "ann", "ann", "bob"]
-    assert dataset.classes == 2
+    assert (dataset.classes, len(dataset.class_names)) == (2, 2)
+    assert {path.name for path in (folder / "test").iterdir()} == set(dataset.class_names)
     assert dataset.train.targets.tolist() == [0, 0, 1, 1]
     assert dataset.test.targets.tolist() == [0, 1]
     assert dataset.train.inputs.shape == (4, 3, 8, 8)

@@ -148,7 +148,7 @@ def test_selected_clients_keep_their_examples(monkeypatch: pytest.MonkeyPatch) -
         ({"scheme": "iid", "clients": 0}, r"data.clients must be from 1 to 8, .* \(got 0\)"),
         (
             {"scheme": "iid", "clients": 2, "min_examples": 2},
-            r"data.min_examples = 2 requires data.partition = 'key' \(got 'iid'\)",
+            r"data.min_examples = 2 requires data.partition = 'key', 'dirichlet_per_class' or 'quantity' \(got 'iid'\)",
         ),
         (
             {"scheme": "dirichlet", "clients": 2},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keel import KeelError
-from keel.core.task import per_sequence_cross_entropy
+from keel.core.losses import per_sequence_cross_entropy
 from keel.data import catalog, stackoverflow
 from keel.data.partition import partition_dataset
 from keel.data.words import sequences, specials

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import log2
 from statistics import fmean
 
@@ -7,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keel import make_spec
+from keel import Dataset, KeelError, make_spec
 from keel.core.examples import Examples, FederatedData, Partition
 from keel.data.statistics import client_statistics, heterogeneity, label_counts
+from keel.report.label_distribution import label_chart
 from keel.runs.build import load_data
 from tests.conftest import uneven_data
 
@@ -60,6 +62,25 @@ def test_labels_of_at_most_1000_clients_are_counted() -> None:
     statistics = client_statistics(data)
     assert (statistics["clients"], statistics["measured_clients"]) == (5000, 1000)
     assert len(statistics["picture"]["clients"]) == 50
+
+
+def test_the_picture_has_the_names_of_classes_and_clients() -> None:
+    data = replace(uneven_data(), class_names=("cat", "dog", "eel"), client_names=np.array(list("uvwxyz")))
+    statistics = client_statistics(data)
+    picture = statistics["picture"]
+    assert picture["class_names"] == ["cat", "dog", "eel"]
+    assert picture["client_names"] == ["uvwxyz"[client] for client in picture["clients"]]
+    chart = label_chart(statistics, 60)
+    assert "classes cat to eel;" in chart
+    assert chart.endswith("classes: 0 cat, 1 dog, 2 eel")
+    assert [line.split()[0] for line in chart.splitlines()[1:7]] == picture["client_names"]
+    assert "class_names" not in client_statistics(uneven_data())["picture"]
+
+
+def test_every_class_needs_a_name_of_its_own() -> None:
+    examples = uneven_data().train
+    with pytest.raises(KeelError, match=r"data\.class_names must be 3 different names, one per class \(got \('a', 'a'"):
+        Dataset(examples, examples, 3, class_names=("a", "a", "b"))
 
 
 def test_targets_that_are_not_labels_have_no_picture() -> None:

@@ -64,6 +64,18 @@ def test_a_stopped_server_resumes_to_the_same_bits(name: str, federation: InProc
     assert resumed.records == serial.records
 
 
+def test_a_federation_stops_early_in_the_round_in_which_serial_does(
+    federation: InProcessFederation, tmp_path: Path
+) -> None:
+    settings = {"stop__patience": 1, "stop__min_delta": 0.5, "evaluation__every": 1, "rounds": 6}
+    federated = federation(**settings)
+    serial = run_serial(tmp_path / "serial", **settings)
+    assert federated.status == serial.status == "stopped"
+    assert federated.records == serial.records
+    assert federation(**settings).summary == federated.summary
+    assert federation.grid.messages_sent == 0
+
+
 def test_a_finished_run_is_not_repeated_but_its_missing_model_file_is_written(federation: InProcessFederation) -> None:
     first = federation()
     model_file = first.path / "model.safetensors"

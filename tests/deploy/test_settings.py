@@ -29,6 +29,7 @@ def test_momentum_is_divided_by_the_actual_number_of_rounds_offline(name: str) -
         ({"federation.max_norm": 0}, "max_norm"),
         ({"federation.least": 2, "federation.min_replies": 2}, "federation.least is the deprecated name"),
         ({"data.name": "digits"}, r"data\.name"),
+        ({"model.init": "weights.pt"}, r"model\.init must not be set .*the app's model\(\)"),
         ({"algorithm.name": "centralized"}, "federated algorithm"),
         ({"evaluation.on": "validation"}, r"evaluation\.on"),
         ({"evaluation.deviation": [1]}, r"evaluation\.deviation"),

@@ -1,18 +1,24 @@
 """Devices, without an accelerator: tensors on "meta" have no values, but mixing devices raises an error."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import keel
 from keel import KeelError
 from keel.algorithms import REGISTRY, Algorithm
 from keel.config.defaults import make_spec
 from keel.core.devices import find_device
 from keel.core.engine import RoundWork
 from keel.core.examples import Examples, FederatedData, Partition
-from keel.core.task import Task, per_example_cross_entropy
-from keel.engines import Workload, choose, cohort, make_engine, serial
+from keel.core.losses import per_example_cross_entropy
+from keel.core.task import Task
+from keel.engines import FORKS, Workload, choose, cohort, make_engine, serial
+from keel.engines.pool import Pool, on_devices
 from keel.models import build
 from keel.runs.build import make_task
 from tests.conftest import make_loop, uneven_loop
@@ -49,8 +55,40 @@ def test_a_device_that_is_not_available_is_refused() -> None:
 def test_pool_is_refused_on_an_accelerator() -> None:
     training = uneven_loop({"engine": {"name": "serial"}})
     workload = Workload(training.task, training.engine.local, device=META)  # type: ignore[attr-defined]
-    with pytest.raises(KeelError, match=r"engine.name = 'pool' requires engine.device = 'cpu' \(got 'meta'\)"):
+    with pytest.raises(
+        KeelError, match=r"engine.name = 'pool' requires engine.device = 'cpu' or several GPUs \(got 'meta'\)"
+    ):
         make_engine("pool", workload, 2)
+
+
+@pytest.mark.skipif(not FORKS, reason="one worker per GPU needs Linux, where processes fork")
+@pytest.mark.parametrize(("name", "alone"), [("pool", "serial"), ("cohort", "cohort"), ("auto", "cohort")])
+def test_several_devices_share_the_clients_of_a_round(
+    name: str, alone: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(engine: str) -> keel.Run:
+        table = {"rounds": 2, "algorithm": {"name": "scaffold"}, "engine": {"name": engine, "workers": 8}}
+        return keel.run({**table, "participation": {"rate": 0.5}}, out=tmp_path / str(len(list(tmp_path.iterdir()))))
+
+    def watched(*arguments: Any) -> Pool:
+        used.append(on_devices(*arguments))
+        return used[-1]
+
+    used: list[Pool] = []
+    one = run(alone)
+    monkeypatch.setattr("keel.runs.build.same_kind", lambda device: (torch.device("cpu", 0),) * 2)
+    monkeypatch.setattr("keel.engines.on_devices", watched)
+    several = run(name)
+    assert used[0].count == 2
+    assert several.summary["model_sha256"] == one.summary["model_sha256"]
+    assert several.accuracy == one.accuracy
+
+
+@pytest.mark.skipif(not FORKS, reason="one worker per GPU needs Linux, where processes fork")
+def test_an_error_on_a_device_reaches_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("keel.runs.build.same_kind", lambda device: (META,) * 2)  # which has no module to select it
+    with pytest.raises(RuntimeError, match="in a worker process"):
+        keel.run({"rounds": 1, "engine": {"name": "pool"}}, out=tmp_path / "run")
 
 
 def test_auto_batches_plain_convolutional_networks_on_an_accelerator() -> None:

@@ -12,6 +12,7 @@ from keel.core.engine import Engine, RoundSize, RoundWork, Workload
 from keel.core.loop import Loop
 from keel.engines import (
     ENGINES,
+    RECORDED,
     bit_identical,
     cluster_engine,
     engine_kind,
@@ -19,6 +20,7 @@ from keel.engines import (
 )
 from keel.engines.ray import Ray
 from keel.engines.ray_cluster import Cluster
+from keel.engines.selection import FACTORIES
 from keel.engines.serial import Serial
 from tests.conftest import uneven_loop
 
@@ -47,6 +49,10 @@ def test_a_federation_computes_in_one_process_per_client() -> None:
 def test_an_unknown_engine_is_an_error(answer: Any) -> None:
     with pytest.raises(KeelError, match=r"unknown engine\.name 'coohrt'; did you mean 'cohort'\?"):
         answer("coohrt")
+
+
+def test_each_engine_can_be_built_by_its_name() -> None:
+    assert set(FACTORIES) == set(RECORDED)
 
 
 def test_bits_by_name() -> None:

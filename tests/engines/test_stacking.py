@@ -205,7 +205,7 @@ def test_auto_trains_an_algorithm_that_mixes_clients_one_by_one(
 
 
 def test_without_fork_it_is_trained_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keel.engines.FORKS", False)
+    monkeypatch.setattr("keel.engines.selection.FORKS", False)
     assert trained(FedNorm(), name="auto", workers=2)[0].engine.name == "serial"
 
 

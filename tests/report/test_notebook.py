@@ -85,7 +85,7 @@ def test_hostile_names_stay_text(comparison: Comparison, run: keel.Run, tmp_path
     path.rename(run.path)
 
 
-def test_a_run_without_accuracy_has_no_curve(tmp_path: Path) -> None:
+def test_a_run_without_accuracy_has_a_curve_of_its_loss(tmp_path: Path) -> None:
     inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     sums = keel.Examples(inputs, inputs.sum(1))
     data = keel.FederatedData("sums", sums, sums, keel.Partition.of(np.split(np.arange(40), 4)), 0)
@@ -95,5 +95,6 @@ def test_a_run_without_accuracy_has_no_curve(tmp_path: Path) -> None:
 
     run = keel.run(SHORT, model=nn.Linear(3, 1), data=data, loss=squared, out=tmp_path / "run")
     parsed = Parsed(run._repr_html_())
-    assert "svg" not in parsed.tags
-    assert "finished" in parsed.text
+    assert parsed.tags.count("svg") == 1
+    assert {"finished", "test loss", "last test loss"} <= set(parsed.text)
+    assert "accuracy" not in parsed.text

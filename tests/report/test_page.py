@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -79,18 +78,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         write_full_run(folder / f"b{seed}", rising(20, seed=9 + seed), HOSTILE, seed=seed, **algorithm("ghbm", tau=5))
         write_full_run(folder / f"c{seed}", rising(30, seed=5 + seed), seed=seed, **algorithm("fedhbm"))
     return compare(read_runs([folder]))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no Chromium on this machine (on Debian: apt install chromium)")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +244,7 @@ def test_the_values_of_a_chart_are_available_as_a_table(opened: Callable[..., An
     values = page.locator(".values >> nth=0")
     assert values.locator("tbody tr").count() == sum(len(method.rounds) for method in comparison.methods)
     first = comparison.methods[0]
-    of_round = first.accuracy[:, 0]
+    of_round = first.values[:, 0]
     shown = values.locator("tbody tr >> nth=0").locator("td").all_inner_texts()
     assert shown == [first.label, "1", *map(percent, (of_round.mean(), of_round.min(), of_round.max()))]
     page.select_option(".what", "loss")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keel import KeelError
+from keel import KeelError, federate
 from keel.config.defaults import make_spec
 from keel.core.examples import Examples, Partition
 from keel.core.randomness import keyed_rng
@@ -47,14 +47,42 @@ def test_a_model_that_does_not_fit_the_data_is_refused(module: nn.Module, messag
         make_task(spec_of(), module=module, data=uneven_data())
 
 
+@pytest.mark.parametrize("labels", [[1, 2, 3, 1], [3, 3, 1, 2]])
+def test_a_model_without_an_output_for_labels_from_1_is_refused_with_a_hint(labels: list[int]) -> None:
+    inputs = np.zeros((4, 5))
+    data = federate(inputs, labels, test=(inputs, labels), clients=1)
+    with pytest.raises(KeelError, match=r"; the labels are 1 to 3: to count them from 0, subtract 1$"):
+        make_task(spec_of(), module=nn.Linear(5, 3), data=data)
+    make_task(spec_of(), module=nn.Linear(5, 4), data=data)
+
+
 def test_batch_norm_without_running_statistics_needs_no_policy() -> None:
     module = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, track_running_stats=False))
     make_task(spec_of(), module=module, data=uneven_data())
 
 
-def test_a_loss_that_returns_a_mean_is_refused() -> None:
-    with pytest.raises(KeelError, match=r"loss must return one loss per example.*got shape \(\) for 2 examples"):
-        make_task(spec_of(), module=small_network(), data=uneven_data(), loss=cross_entropy)
+def test_a_loss_that_returns_the_mean_of_the_minibatch_trains_like_one_per_example() -> None:
+    def final(loss: Any) -> Tensor:
+        return final_model(spec_of(), make_task(spec_of(), module=small_network(), data=uneven_data(), loss=loss))
+
+    torch.testing.assert_close(final(cross_entropy), final(None))
+    torch.testing.assert_close(final(nn.CrossEntropyLoss()), final(None))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "mean of the minibatch, not the sum"),
+        (lambda outputs, targets: outputs.flatten(), r"got shape \(6,\) for 2 examples"),
+        (lambda outputs, targets: 1.0, "got 1.0 for 2 examples"),
+        (nn.Linear(3, 1), "has parameters, which would not be trained"),
+        ("mse", "local.loss = 'mse' requires targets for regression, but these are targets for classification"),
+        ("mes", "unknown local.loss 'mes'; did you mean 'mse'"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(KeelError, match=message):
+        make_task(spec_of(), module=small_network(), data=uneven_data(), loss=loss)
 
 
 def test_a_loss_that_is_passed_is_used() -> None:

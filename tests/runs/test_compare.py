@@ -224,7 +224,7 @@ def test_the_estimate_has_the_bytes_of_the_run(keel: Keel, tmp_path: Path) -> No
         (["--methods", "fedavg", "--set", "network.up=3"], "down_mbps"),
         ([], "--methods is required; name algorithms with commas between"),
         (["--methods", "fedavg", "--target", "ghbm"], "'ghbm'"),
-        (["--methods", "fedavg", "--target", "90"], "--target must be an accuracy above 0 and at most 1"),
+        (["--methods", "fedavg", "--target", "90"], "--target must be above 0 and at most 1 for accuracy"),
         (["--methods", "fedavg", "--target", "nan"], "(got nan)"),
         (["--methods", "fedavg", "--json", "--format", "csv"], "--json and --format csv exclude each other"),
         (["--methods", "fedavg", "--over", "data.alhpa=0,1"], "did you mean 'alpha'?"),

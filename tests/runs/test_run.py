@@ -61,6 +61,7 @@ def test_a_finished_run_has_its_spec_records_environment_and_summary(finished: k
     names = {p.name for p in finished.path.iterdir()} - {".lock"}
     assert names == {
         "spec.toml", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoint", "summary.json", "data.json",
+        "model.json",
     }  # fmt: skip
     summary = json.loads((finished.path / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -210,18 +211,36 @@ def test_two_processes_cannot_write_one_run(finished: keel.Run) -> None:
 
 
 def test_a_model_and_data_passed_in_python_must_be_passed_to_resume(custom: keel.Run) -> None:
-    with pytest.raises(keel.KeelError, match=r"model was passed in Python .*keel\.resume\(\.\.\., model="):
+    call = rf"keel\.resume\('{custom.path}', model=\.\.\., data=\.\.\.\)"
+    with pytest.raises(keel.KeelError, match=rf"started in Python: pass model and data again, with {call}"):
         keel.resume(custom.path)
-    with pytest.raises(keel.KeelError, match=r"data was passed in Python"):
+    with pytest.raises(keel.KeelError, match=rf"pass data again, with {call}"):
         keel.resume(custom.path, model=small_network())
     assert keel.resume(custom.path, model=small_network(), data=uneven_data()).status == "finished"
 
 
-def test_another_model_or_other_data_are_refused_at_resume(custom: keel.Run) -> None:
-    with pytest.raises(keel.KeelError, match="initial_sha256"):
-        keel.resume(custom.path, model=small_network(seed=5), data=uneven_data())
-    with pytest.raises(keel.KeelError, match="examples_sha256"):
-        keel.resume(custom.path, model=small_network(), data=uneven_data(seed=5))
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({"model": small_network(seed=5)}, "model differs .*: Sequential with 39 parameters as then, but other"),
+        ({"model": torch.nn.Linear(5, 3)}, "model .*: Sequential with 39 parameters then, Linear with 18"),
+        ({"data": uneven_data(seed=5)}, "data differ .*: 50 examples in 6 clients as then, but other inputs"),
+        ({"data": uneven_data(sizes=(3, 11, 7))}, "data .*: 50 examples in 6 clients then, 21 examples in 3"),
+        ({"data": uneven_data(sizes=(3, 11, 7, 4, 9, 16))}, "data differ .*: 50 examples in 6 clients as then"),
+        ({"loss": lambda outputs, targets: outputs.square().mean(1)}, "loss .*: cross entropy then, a loss passed in"),
+    ],
+)  # fmt: skip
+def test_resume_says_in_words_which_object_differs(custom: keel.Run, objects: dict[str, Any], message: str) -> None:
+    with pytest.raises(keel.KeelError, match=message) as caught:
+        keel.resume(custom.path, **{"model": small_network(), "data": uneven_data(), **objects})
+    assert "sha256" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_ended_run_without_its_checkpoint_returns_no_untrained_model(copied: Path) -> None:
+    (copied / "checkpoint/state.safetensors").unlink()
+    with pytest.raises(keel.KeelError, match=r"has ended, but its checkpoint is missing; restore .*state.safetensors"):
+        keel.resume(copied)
 
 
 def test_a_loss_passed_in_python_must_be_passed_to_resume(tmp_path: Path) -> None:
@@ -326,7 +345,7 @@ def test_a_run_restarts_from_round_1_without_its_damaged_checkpoint(copied: Path
         ({"model": torch.nn.Linear}, r"model must be an instance of Module \(got type\)"),
         ({"data": (1, 2)}, r"data must be an instance of FederatedData \(got tuple\)"),
         ({"algorithm": "fedavg"}, r"algorithm must be an instance of Algorithm \(got str\)"),
-        ({"loss": "mse"}, r"loss must be a function .*got 'mse'"),
+        ({"loss": 3}, r"loss must be a name or a function .*got 3"),
         ({"loss": lambda outputs, targets: 3}, r"loss must return one loss per example.*got 3 for 2 examples"),
     ],
     ids=["model", "data", "algorithm", "loss", "number"],

@@ -3,7 +3,8 @@
 import json
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from keel import make_spec
+from keel.core.records import PrimaryMetric
 from keel.runs.folder import RunFolder
+from keel.runs.optuna_search import worst_value
 from tests.conftest import Called, stopped_by_ctrl_c
 
 Keel = Callable[..., Called]
@@ -125,6 +128,73 @@ def test_optuna_prunes_poor_trials_and_continues_with_more_points(keel: Keel, tm
     other = keel(*OPTUNA, "--points", "6", *space, "--set", "local.batch=4")
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "'o' holds another search" in other.err
+
+
+SOFT = """
+import keel
+import torch
+from torch import nn
+
+
+def data():
+    inputs = torch.randn(120, 2, generator=torch.Generator().manual_seed(0))
+    examples = keel.Examples(inputs, torch.softmax(3 * inputs, 1))
+    return keel.Dataset(examples, examples, 0)
+
+
+def linear():
+    return nn.Linear(2, 2)
+"""
+"""Targets that are no classes, so that the primary metric is the test loss."""
+
+
+@pytest.fixture
+def soft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Options for runs whose primary metric is minimised."""
+    (tmp_path / "soft.py").write_text(SOFT)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = ["--data", "soft:data", "--model", "soft:linear", "--set", "data.clients=6", "--set", "data.partition=iid"]
+    yield [*task, "--algorithm", "fedavg"]
+    sys.modules.pop("soft", None)
+
+
+def test_a_sweep_selects_the_lowest_value_of_a_minimised_metric(
+    keel: Keel, tmp_path: Path, in_process: None, soft: list[str]
+) -> None:
+    command = ["sweep", *SHORT, *soft, "--over", "local.lr=0.001,0.5,0.1", "--seeds", "2", "--out", "s"]
+    called = keel(*command, "--json", "--quiet")
+    assert called.code == 0, called.err
+    result = json.loads(called.out)
+    assert (result["metric"], result["maximize"]) == ("test_loss", False)
+    assert [row["fields"]["local.lr"] for row in result["points"]] == [0.5, 0.1, 0.001]
+    scores = [row["score"] for row in result["points"]]
+    assert scores == sorted(scores)
+    saved = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert (saved["metric"], saved["maximize"]) == ("test_loss", False)
+    assert tomllib.loads((tmp_path / "s/best.toml").read_text())["local"]["lr"] == 0.5
+    assert keel("run", result["best"], "--out", "best", "--quiet").out.startswith("finished after 6 rounds: test loss ")
+    printed = keel(*command).out
+    assert printed.splitlines()[0].split() == ["lr", "test", "loss"]
+    assert "Test loss on a validation split" in printed
+    assert "%" not in printed
+
+
+def test_optuna_minimises_a_minimised_metric(keel: Keel, tmp_path: Path, in_process: None, soft: list[str]) -> None:
+    options = [*soft, "--set", "evaluation.every=1", "--points", "5", "--pruner", "halving"]
+    called = keel(*OPTUNA, *options, "--over", "local.lr=0.0001..1.0,log", "--json")
+    assert called.code == 0, called.err
+    assert "test loss" in called.err  # in the progress lines
+    rows = json.loads(called.out)["points"]
+    finished = [row for row in rows if row["status"] == "finished"]
+    pruned = [row for row in rows if row["status"] == "pruned"]
+    assert rows[0]["score"] == min(row["score"] for row in finished)
+    assert pruned
+    assert max(row["fields"]["local.lr"] for row in pruned) < rows[0]["fields"]["local.lr"]
+
+
+def test_the_value_of_a_diverged_trial_is_worse_than_any_other() -> None:
+    cases = {("accuracy", True): 0.0, ("hamming_distance", False): 1.0, ("rmse", False): inf, ("r2", True): -inf}
+    assert {case: worst_value(PrimaryMetric(*case)) for case in cases} == cases
 
 
 def test_a_point_that_optuna_proposes_twice_is_run_once(keel: Keel, tmp_path: Path, in_process: None) -> None:

@@ -155,7 +155,8 @@ def test_a_tracked_run_is_the_same_method(twice_killed: keel.Run, tmp_path: Path
 
 def test_only_finite_numbers_are_logged() -> None:
     record = {"round": 3, "cohort": [1], "train_loss": None, "diverged": True, "lr": 0.1, "class_accuracy": [None, 0.5]}
-    assert tracking.scalars(record) == {"lr": 0.1, "class_accuracy/1": 0.5}
+    clients = {"clients": {"mean": 0.5, "std": None}}
+    assert tracking.scalars({**record, **clients}) == {"lr": 0.1, "class_accuracy/1": 0.5, "clients/mean": 0.5}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,32 +1,24 @@
 """The algorithms by name: those of this folder, those of installed packages, and "module:Class"."""
 
 from dataclasses import fields
-from importlib import import_module
-from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from keel import registry
 from keel.algorithms.base import Algorithm, ClientContext, Context, Message, Path, Report
+from keel.algorithms.builtin import REGISTRY
 from keel.errors import KeelError, explain, unknown_name
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def _builtin() -> dict[str, type[Algorithm]]:
-    modules = [import_module(f"{__name__}.{entry.name}") for entry in iter_modules(__path__)]
-    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
-    named = {c for c in classes if issubclass(c, Algorithm) and "name" in vars(c)}
-    return {c.name: c for c in sorted(named, key=lambda c: c.name)}
-
-
-REGISTRY = _builtin()
+ENTRY_POINTS = "keel.algorithms"
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
     """The class of that name: built in, registered by an installed package, or "module:Class"."""
-    cls = registry.find("algorithm.name", name, REGISTRY, "keel.algorithms")
+    cls = registry.find("algorithm.name", name, REGISTRY, ENTRY_POINTS)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise KeelError(f"algorithm.name: {name!r} must be a subclass of keel.Algorithm (got {cls!r})")
     for attribute in ("name", "title", "paper"):
@@ -48,7 +40,7 @@ def make_algorithm(name: str, **settings: Any) -> Algorithm:
         raise KeelError(explain(error, "algorithm")) from None
 
 
-def messages_of(algorithm: Algorithm, theta: Tensor) -> tuple[list[Message], list[Message]]:
+def messages_of(algorithm: Algorithm, theta: "Tensor") -> tuple[list[Message], list[Message]]:
     """The messages of a round for one client, down and up, for a model like `theta`."""
     ctx = ClientContext(round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
     server, state = algorithm.init_server(theta), algorithm.init_client(theta)
@@ -65,6 +57,8 @@ def messages_of(algorithm: Algorithm, theta: Tensor) -> tuple[list[Message], lis
 
 def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """The properties that `keel algorithms` lists. The traffic is that of real messages, in units of the model."""
+    import torch
+
     algorithm, size = cls(), 1000
     down, up = messages_of(algorithm, torch.zeros(size))
     units = [sum(t.numel() for message in direction for t in message.values()) / size for direction in (down, up)]

@@ -5,13 +5,14 @@ functions that run on a client use arithmetic that broadcasts, with no branch on
 the client axis, so that a whole cohort can run as one batched program: there a tensor has one row per client.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict
-from torch import Tensor
 
 from keel.algorithms.types import (
     ClientContext,
@@ -25,6 +26,9 @@ from keel.algorithms.types import (
     State,
     in_rounds,
 )
+
+if TYPE_CHECKING:  # a spec is checked before PyTorch is imported
+    from torch import Tensor
 
 
 def weighted_mean(reports: Iterable[Report], values: Callable[[Report], Message] | None = None) -> Message:

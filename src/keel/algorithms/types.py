@@ -1,19 +1,23 @@
 """The types of the algorithm protocol: what a round knows, what is sent, what is kept."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-Message = dict[str, Tensor]
+if TYPE_CHECKING:  # a spec is checked before PyTorch is imported
+    from torch import Tensor
+
+Message = dict[str, "Tensor"]
 """What is sent between server and client. Its bytes are the communication cost; nothing else is sent."""
-State = dict[str, Tensor]
+State = dict[str, "Tensor"]
 """What the server or a client keeps between rounds: float vectors as long as the model, or small tensors of any dtype.
 Counters are integers."""
 ClientState = State
-Gradient = Callable[[Tensor], Tensor]
+Gradient = Callable[["Tensor"], "Tensor"]
 """The gradient of this step's minibatch at a point. At the local model the next call overwrites the result; at another
 point the result is a new tensor, so that a difference of the two can be taken."""
 Observation = Literal["mean_gradient", "full_gradient"]
@@ -54,7 +58,7 @@ class Context:
         """tau as a number of rounds."""
         return in_rounds(tau, self.period)
 
-    def for_client(self, steps: int | Tensor) -> "ClientContext":
+    def for_client(self, steps: int | Tensor) -> ClientContext:
         """What a client with this number of local steps knows."""
         return ClientContext(**vars(self), steps=steps)
 

@@ -26,7 +26,8 @@ def compare(
     same: Sequence[str] = (),
     model: ModelSource | None = None,
     data: DataSource | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
+    metrics: Sequence[Any] | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
     hooks: Sequence[Observer | Hook] = (),
@@ -57,7 +58,10 @@ def compare(
             returns a module. PyTorch's generator is seeded before the function is called.
         data: Federated data, as from keel.federate, or a function of the seed that returns them. With fixed data, the
             seed changes the minibatches and the cohorts only; a function of the seed can also change the partition.
-        loss: A function of outputs and targets that returns one loss per example.
+        loss: A name, or a function of outputs and targets that returns one loss per example or their mean (see
+            keel.run).
+        metrics: What is measured at each evaluation: names, torchmetrics objects or functions (see keel.run). The
+            first is the primary metric, by which runs are compared.
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler), or a function of the seed that
             returns one.
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
@@ -78,7 +82,7 @@ def compare(
         KeelError: An argument, the spec or the data are not valid; or `out` holds other runs.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {"model": model, "data": data, "loss": loss, "sampler": sampler, "engine": engine}
+    passed = {"model": model, "data": data, "loss": loss, "metrics": metrics, "sampler": sampler, "engine": engine}
     objects = RunObjects(passed, hooks)
     check_varied(over or {}, passed)
     check_workers(workers)

@@ -31,7 +31,8 @@ def sweep(
     pruner: str | None = None,
     model: ModelSource | None = None,
     data: DataSource | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
+    metrics: Sequence[Any] | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
     hooks: Sequence[Observer | Hook] = (),
@@ -59,7 +60,10 @@ def sweep(
         model: A module whose current parameters are the initial ones of every run, or a function of the seed that
             returns a module.
         data: Federated data, as from keel.federate, or a function of the seed that returns them.
-        loss: A function of outputs and targets that returns one loss per example.
+        loss: A name, or a function of outputs and targets that returns one loss per example or their mean (see
+            keel.run).
+        metrics: What is measured at each evaluation: names, torchmetrics objects or functions (see keel.run). The
+            first is the primary metric, by which runs are compared.
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler), or a function of the seed that
             returns one.
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
@@ -75,7 +79,7 @@ def sweep(
         KeelError: An argument, the spec or the data are not valid; or `out` holds another search.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {"model": model, "data": data, "loss": loss, "sampler": sampler, "engine": engine}
+    passed = {"model": model, "data": data, "loss": loss, "metrics": metrics, "sampler": sampler, "engine": engine}
     objects = RunObjects(passed, hooks)
     check_workers(workers)
     options = {
@@ -102,7 +106,7 @@ def sweep(
     if ended.best is not None:
         row = ended.rows[0]
         best = BestPoint(row["fields"], row["score"], plan.chosen(row["fields"]), ended.best)
-    return Sweep(ended.path, ended.rows, best, plan.search.on)
+    return Sweep(ended.path, ended.rows, best, plan.search.on, ended.primary)
 
 
 def _without_search(

@@ -8,6 +8,7 @@ import typer
 from keel.cli import data, deploy, paper
 from keel.cli.algorithms import algorithms
 from keel.cli.compare import compare, demo, report
+from keel.cli.export import export
 from keel.cli.run import resume, run
 from keel.cli.sweep import sweep
 from keel.cli.typer_adapter import USAGE_ERROR, disable_rich_help, usage_message
@@ -38,7 +39,7 @@ def keel(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, resume, compare, sweep, report, algorithms):
+for command in (demo, run, resume, compare, sweep, report, export, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
@@ -57,9 +58,9 @@ def main() -> None:
         typer.echo(f"keel: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("keel: stopped; continue from the last checkpoint with keel resume", err=True)
+        typer.echo("keel: interrupted; continue from the last checkpoint with keel resume", err=True)
         sys.exit(130)
     except Interrupted:
-        typer.echo("keel: stopped; run the same command again to continue", err=True)
+        typer.echo("keel: interrupted; run the same command again to continue", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)

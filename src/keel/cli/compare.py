@@ -1,7 +1,9 @@
 """The commands `keel demo`, `keel compare` and `keel report`: methods in one table and on one page."""
 
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +35,7 @@ from keel.errors import KeelError
 
 if TYPE_CHECKING:
     from keel.report.comparison import Comparison
+    from keel.report.tables import Sheet
 
 DEMO_METHODS = ["fedavg", "fedavgm", "ghbm", "fedhbm"]
 
@@ -106,8 +109,6 @@ def compare(
     Example: keel compare --methods fedavg,ghbm --seeds 3
     """
     from keel.config.overrides import override, read_spec
-    from keel.report.comparison import compare as compare_runs
-    from keel.runs.compare import baseline_of, jobs_of, run_jobs
 
     options = {
         "data": {"name": data, "clients": clients, "alpha": alpha, "partition": partition},
@@ -120,10 +121,19 @@ def compare(
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    jobs = jobs_of(table, names, seeds, over or [], out, same or [])
     _check_format(form, as_json)
     baseline, number = _target(target)
+    _check_first_jobs(table, names, over or [])
+
+    from keel.report.comparison import check_target  # after the specs are checked, since these import PyTorch
+    from keel.report.comparison import compare as compare_runs
+    from keel.runs.build import make_task
+    from keel.runs.compare import baseline_of, jobs_of, run_jobs
+
+    jobs = jobs_of(table, names, seeds, over or [], out, same or [])
     baseline = None if baseline is None else baseline_of(baseline, jobs)
+    if number is not None and not 0 < number <= 1:  # the data show whether the metric is a fraction
+        check_target(number, {make_task(job.spec).primary for job in jobs[:1]})
     if dry_run:
         print_estimate([job.spec for job in jobs], as_json)
         return
@@ -166,14 +176,29 @@ def report(
         typer.echo(f"Charts: {charts}")
 
 
+def _check_first_jobs(table: dict[str, Any], methods: Sequence[str | None], over: list[str]) -> None:
+    """Raise the KeelError of each method's first job if it can be known before PyTorch is imported."""
+    from keel.config.defaults import completed
+    from keel.config.overrides import merge, put
+    from keel.runs.search_space import parse_over
+
+    first = merge(table)
+    first.pop("seed", None)  # each job has its own
+    for field, values in parse_over(over).items():
+        if isinstance(values, list):
+            put(first, field, values[0])
+    for name in methods or [None]:
+        completed(with_options({**first}, {"algorithm": {"name": name}}))
+
+
 def _target(text: str | None) -> tuple[str | None, float | None]:
     """Return the baseline and the number that --target names, one of them at most."""
     try:
         number = None if text is None else float(text)
     except ValueError:
         return text, None
-    if number is not None and not 0 < number <= 1:
-        raise KeelError(f"--target must be an accuracy above 0 and at most 1, as in 0.8, or an algorithm (got {text})")
+    if number is not None and not isfinite(number):
+        raise KeelError(f"--target must be a finite number, as in 0.8, or an algorithm (got {text})")
     return None, number
 
 
@@ -198,9 +223,12 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
     """Print the tables for the terminal, with the notes that explain them."""
     from keel.cli.terminal import console, print_table
     from keel.report.explanations import difference_notes, explanation
-    from keel.report.tables import costs, results, terminal_table
+    from keel.report.tables import costs, fitted, results, terminal_table
 
-    for sheet in [*results(comparison, interval), *(costs(comparison) if cost else [])]:
+    recorded = _recorded(comparison)
+    if console.is_terminal:  # there may be many columns
+        recorded = [piece for sheet in recorded for piece in fitted(sheet, console.width)]
+    for sheet in [*results(comparison, interval), *(costs(comparison) if cost else []), *recorded]:
         if sheet.title:
             console.print(sheet.title, style="italic", soft_wrap=True)
         print_table(terminal_table(sheet))
@@ -212,6 +240,13 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
     console.print(f"{explanation(comparison, interval)}\n")
 
 
+def _recorded(comparison: "Comparison") -> "list[Sheet]":
+    """Return the tables of what the runs recorded beyond the primary metric."""
+    from keel.report.tables import client_metrics, other_metrics
+
+    return [*client_metrics(comparison), *other_metrics(comparison)]
+
+
 def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:
     """Print the tables as Markdown, LaTeX or CSV."""
     from keel.report import tables
@@ -219,8 +254,9 @@ def _print_markup(comparison: "Comparison", form: Format | None, interval: bool,
     if form is Format.csv:
         typer.echo(tables.csv_text(comparison), nl=False)
         return
+    more = [*(tables.costs(comparison) if cost else []), *_recorded(comparison)]
     write = tables.latex_text if form is Format.latex else tables.markdown_text
-    typer.echo(write(comparison, interval, cost))
+    typer.echo(write(comparison, interval, more))
 
 
 def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:

@@ -26,15 +26,29 @@ Algorithm = Annotated[str | None, typer.Option(help="algorithm.name, see keel al
 Data = Annotated[str | None, typer.Option(help="data.name, see keel data list, or module:name.")]
 Model = Annotated[str | None, typer.Option(help="model.name, as in mlp or lenet, or module:name.")]
 Clients = Annotated[int | None, typer.Option(help="data.clients: number of clients.")]
-Alpha = Annotated[float | None, typer.Option(help="data.alpha: 0 gives each client one class.")]
-Partition = Annotated[str | None, typer.Option(help="data.partition: dirichlet, iid or key.")]
+Alpha = Annotated[
+    float | None,
+    typer.Option(
+        help="data.alpha: with dirichlet, the total concentration of a client's label distribution, and 0 gives each "
+        "client one class; with dirichlet_per_class, the concentration of most other code. With 10 classes, 1 in "
+        "dirichlet is about as heterogeneous as 0.1 in dirichlet_per_class."
+    ),
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        help="data.partition: dirichlet (a label distribution per client), dirichlet_per_class (a distribution over "
+        "the clients per class), classes, shards, quantity, feature, iid or key."
+    ),
+]
 Lr = Annotated[float | None, typer.Option(help="local.lr: local learning rate.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Rate = Annotated[float | None, typer.Option(help="participation.rate: share of the clients in a round.")]
 Target = Annotated[
     str | None,
     typer.Option(
-        help="Target accuracy: a number, or the algorithm whose final accuracy is the target (default: fedavg)."
+        help="Target of the primary metric: a number, as in 0.8, or the algorithm whose final value is the target "
+        "(default: fedavg)."
     ),
 ]
 Interval = Annotated[

@@ -55,11 +55,8 @@ def run(
 
     Example: keel run --algorithm ghbm --rounds 100 --set algorithm.tau=20
     """
-    from keel.cli.terminal import announce_footprint
     from keel.config.defaults import make_spec
     from keel.config.overrides import override, read_spec
-    from keel.runs.progress import show_progress
-    from keel.runs.run import run as run_spec
 
     options = {
         "algorithm": {"name": algorithm},
@@ -76,10 +73,14 @@ def run(
     if dry_run:
         print_estimate([resolved], as_json)
         return
+
+    from keel.cli.terminal import announce_footprint  # after the spec is checked, since these import PyTorch
+    from keel.runs.progress import ProgressObserver, show_progress
+    from keel.runs.run import run as run_spec
+
     with show_progress([resolved.algorithm.title], [resolved.rounds], quiet) as watch:
-        ended = run_spec(
-            resolved, out=out, hooks=[lambda record, *_: watch(0, record)], announce=announce_footprint(quiet)
-        )
+        progress = ProgressObserver(lambda of_round: watch(0, of_round))
+        ended = run_spec(resolved, out=out, hooks=[progress], announce=announce_footprint(quiet))
     _report_end(ended.path, ended.summary, as_json)
 
 
@@ -94,29 +95,31 @@ def resume(
     Example: keel resume runs/digits-mlp-ghbm-seed0
     """
     from keel.runs.folder import RunFolder
-    from keel.runs.progress import show_progress
+    from keel.runs.progress import ProgressObserver, show_progress
     from keel.runs.run import resume as resume_run
 
-    spec = RunFolder.open(path).spec
-    with show_progress([spec.algorithm.title], [spec.rounds], quiet, paths=[path]) as watch:
-        ended = resume_run(path, address=address, hooks=[lambda record, *_: watch(0, record)])
+    folder = RunFolder.open(path)
+    with show_progress([folder.title], [folder.table.get("rounds", 0)], quiet, paths=[path]) as watch:
+        ended = resume_run(path, address=address, hooks=[ProgressObserver(lambda of_round: watch(0, of_round))])
     _report_end(ended.path, ended.summary, as_json)
 
 
 def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
     """Print how a run ended; exit with 130 if it was interrupted."""
     from keel.cli.terminal import console, errors
+    from keel.core.records import end_value, primary_metric
     from keel.runs.folder import RunFolder
-    from keel.units import percent, size
+    from keel.units import size
 
     if as_json:
         print_json({**summary, "path": str(path)})
     else:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
-        quality = summary["accuracy"] if summary["accuracy"] is not None else summary["last_accuracy"]
+        primary = primary_metric(summary)
+        rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
-            f"accuracy {percent(quality)}, "
+            f"{rule}{primary.label} {primary.text(end_value(summary))}, "
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )
@@ -124,5 +127,5 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
             console.print(f"engine: {summary['engine']}, because {reason}", soft_wrap=True)
         console.print(f"run: {path}", soft_wrap=True)
     if summary["status"] == "interrupted":
-        errors.print(f"stopped; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
+        errors.print(f"interrupted; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
         raise typer.Exit(130)

@@ -61,7 +61,6 @@ def sweep(
     """
     from keel.config.overrides import flatten, merge, override, read_spec
     from keel.runs.search_space import make_plan, parse_over, parse_seeds
-    from keel.runs.sweep import run_sweep
 
     options = {
         "algorithm": {"name": algorithm},
@@ -86,15 +85,20 @@ def sweep(
         points = plan.search.points or len(plan.points())
         print_estimate([plan.base] * points * len(plan.seeds), as_json)  # assumes that every point costs the same
         return
+
+    from keel.runs.sweep import run_sweep  # after the plan is checked, since it imports PyTorch
+
     ended = run_sweep(plan, out, quiet)
     if as_json:
-        print_json({"path": str(ended.path), "best": str(ended.best) if ended.best else None, "points": ended.rows})
+        selected = {"metric": ended.primary.name, "maximize": ended.primary.maximize}
+        best = str(ended.best) if ended.best else None
+        print_json({"path": str(ended.path), "best": best, **selected, "points": ended.rows})
     else:
         from keel.cli.terminal import console, print_table
         from keel.report.sweep_table import sweep_explanation, sweep_table
 
-        print_table(sweep_table(ended.rows))
-        console.print(f"\n{sweep_explanation(ended.rows, plan.search.on)}\n")
+        print_table(sweep_table(ended.rows, ended.primary))
+        console.print(f"\n{sweep_explanation(ended.rows, plan.search.on, ended.primary)}\n")
         console.print(f"Points: {ended.path / 'sweep.json'}", soft_wrap=True)
         if ended.best is not None:
             console.print(f"Best:   keel run {shlex.quote(str(ended.best))}", soft_wrap=True)

@@ -6,17 +6,25 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from keel import models
 from keel.algorithms import REGISTRY, Algorithm
-from keel.config.network import Network
 from keel.config.overrides import flatten, merge, override, put
-from keel.config.schema import CUSTOM, NOT_COMPUTED, EvaluationSpec, Spec, resolved_spec
+from keel.config.schema import (
+    CUSTOM,
+    NOT_COMPUTED,
+    EvaluationSpec,
+    Spec,
+    check_without_imports,
+    last_rounds,
+    resolved_spec,
+)
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
+from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
 from keel.engines import AUTO, ENGINES
 from keel.errors import KeelError, unknown_name
 from keel.settings import paths
@@ -28,11 +36,25 @@ def make_spec(table: Mapping[str, Any]) -> Spec:
     Raises:
         KeelError: A table, field or value is not valid; the message is one line.
     """
+    full = completed(table)
+    for section, field in _path_fields(full):
+        if Path(path := full[section][field]).exists():
+            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+    return resolved_spec(full)
+
+
+def completed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table completed by defaults, checked as far as possible before PyTorch is imported.
+
+    Raises:
+        KeelError: A table, field, name or value is not valid; the message is one line.
+    """
     table = without_none(table)
     check_names(table)
     full = merge(*_default_layers(table), table)
     _adjust(full, table)
-    return resolved_spec(full)
+    check_without_imports(full)
+    return full
 
 
 def check_names(table: Mapping[str, Any]) -> None:
@@ -40,7 +62,7 @@ def check_names(table: Mapping[str, Any]) -> None:
     for section, value in table.items():
         if section not in Spec.model_fields:
             raise unknown_name("spec field", section, Spec.model_fields)
-        kind = Network if section == "network" else Spec.model_fields[section].annotation
+        kind = _table_type(Spec.model_fields[section].annotation)
         if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, BaseModel | Algorithm)):
             continue
         if not isinstance(value, Mapping):
@@ -49,6 +71,11 @@ def check_names(table: Mapping[str, Any]) -> None:
             for field in value:
                 if field not in kind.model_fields:
                     raise unknown_name(f"{section} field", field, kind.model_fields)
+
+
+def _table_type(annotation: Any) -> Any:
+    """The type of a field of the spec; of an optional table, the type of the table."""
+    return next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
 
 
 def user_files(table: Mapping[str, Any]) -> list[str]:
@@ -118,13 +145,10 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     rounds = full.get("rounds", Spec.model_fields["rounds"].default)
     if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
         most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)
-        full["evaluation"]["last"] = min(most, max(1, rounds // 3))  # a short run has fewer last rounds
+        full["evaluation"]["last"] = last_rounds(most, rounds)
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # the sampling probabilities already weight the clients
     _adjust_data(full["data"], given.get("data", {}))
-    for section, field in _path_fields(full):
-        if Path(path := full[section][field]).exists():
-            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
 
 
 def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -132,24 +156,26 @@ def _adjust_data(data: dict[str, Any], given: Mapping[str, Any]) -> None:
         for field in ("partition", "alpha", "clients"):
             data.pop(field, None)
     else:
-        if "partition" not in given and "alpha" in given:
-            data["partition"] = "dirichlet"
+        if "partition" not in given and (implied := implied_by(given)):
+            data["partition"] = implied
         data.setdefault("partition", catalog.default_scheme(data.get("name"), given))
         if data["partition"] == "dirichlet":
             data.setdefault("alpha", 0.0)
         elif "alpha" not in given:
             data.pop("alpha", None)
+        if data["partition"] == "shards":
+            data.setdefault("shards_per_client", SHARDS_PER_CLIENT)
     if data.get("partition") != "key" and "min_examples" not in given:
-        data.pop("min_examples", None)  # it applies to natural clients
+        data.pop("min_examples", None)  # the defaults are for natural clients
 
 
 def _path_fields(table: Mapping[str, Any], *, import_code: bool = True) -> list[tuple[str, str]]:
-    """The given settings of the data set and of the model that are paths."""
+    """The given fields and settings of the data set and of the model that are paths."""
     finders: dict[str, tuple[Iterable[str], Callable[[str], Callable[..., Any]]]] = {
         "data": (catalog.CATALOG, lambda name: catalog.find(name).load),
         "model": (models.MODELS, models.find),
     }
-    fields = []
+    fields = [("model", "init")] if isinstance(table["model"].get("init"), str) else []
     for section, (builtin, find) in finders.items():
         settings, name = table[section], table[section].get("name", CUSTOM)
         if isinstance(name, str) and (name in builtin or (import_code and name != CUSTOM)):

@@ -4,26 +4,36 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from keel import engines, models, registry
+from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
-from keel.core.buffers import BufferPolicy
-from keel.core.client_state import Precision
-from keel.core.flat_model import Autocast
+from keel.core.choices import Autocast, BufferPolicy, Layout, Precision
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
-from keel.core.transforms import Layout
 from keel.data import catalog
-from keel.data.partition import PartitionScheme
+from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain
-from keel.settings import check_settings
+from keel.settings import PathText, check_settings
 
 NOT_COMPUTED = ("network", "tracking")
 """Tables that do not change what is computed."""
 CUSTOM = "custom"
 """The name of what was passed as a Python object and cannot be found by name."""
+
+_WITHOUT_IMPORTS = {"imports": False}
+"""The context of a validation that imports no algorithm, data set or model, and so not PyTorch."""
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -41,6 +51,9 @@ class DataSpec(_Table):
     clients: Count | None = None
     partition: PartitionScheme | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
+    classes_per_client: Count | None = None
+    shards_per_client: Count | None = None
+    noise: Positive | None = None
     min_examples: Count | None = None
     max_examples: Count | None = None
     test_examples: Count | None = None
@@ -51,11 +64,13 @@ class DataSpec(_Table):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> "DataSpec":
+    def _known(self, info: ValidationInfo) -> "DataSpec":
         if self.name == CUSTOM:  # it is partitioned already
             return self
-        if self.alpha is not None and self.partition != "dirichlet":
-            raise ValueError(f"alpha requires partition = 'dirichlet' (got {self.partition!r})")
+        registry.check_name("data.name", self.name, catalog.CATALOG, catalog.ENTRY_POINTS)
+        check_fields(self.partition, {field: getattr(self, field) for field in SCHEMES_WITH})
+        if info.context == _WITHOUT_IMPORTS:
+            return self
         entry = catalog.find(self.name)
         check_settings("data", self.name, entry.load, self.settings, DataSpec.model_fields)
         if self.partition == "key" and entry.natural is False:
@@ -72,6 +87,16 @@ def partition_label(data: DataSpec) -> str:
     match data.partition:
         case "dirichlet":
             return f" (alpha = {data.alpha:g})"
+        case "dirichlet_per_class":
+            return f" (alpha = {data.alpha:g} per class)"
+        case "classes":
+            return f" (classes per client: {data.classes_per_client})"
+        case "shards":
+            return f" (shards per client: {data.shards_per_client})"
+        case "quantity":
+            return f" (quantity skew, alpha = {data.alpha:g})"
+        case "feature":
+            return f" (feature shift, noise = {data.noise:g})"
         case "iid":
             return " (IID)"
         case "key":
@@ -84,6 +109,7 @@ class ModelSpec(_Table):
     model_config = ConfigDict(extra="allow")
     name: str = "mlp"
     buffers: BufferPolicy | None = None
+    init: PathText | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,8 +117,11 @@ class ModelSpec(_Table):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _known(self) -> "ModelSpec":
-        if self.name != CUSTOM:
+    def _known(self, info: ValidationInfo) -> "ModelSpec":
+        if self.name == CUSTOM:
+            return self
+        registry.check_name("model.name", self.name, models.MODELS, models.ENTRY_POINTS)
+        if info.context != _WITHOUT_IMPORTS:
             check_settings("model", self.name, models.find(self.name), self.settings, ModelSpec.model_fields)
         return self
 
@@ -108,6 +137,7 @@ class LocalSpec(_Table):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Positive | None = None
     precision: Autocast = "float32"
+    loss: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> "LocalSpec":
@@ -143,12 +173,53 @@ class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
+    metrics: list[Annotated[str, Field(min_length=1)]] | None = None
+    maximize: bool | None = None
+    clients: Count | None = None
+    finetune_steps: Count | None = None
+    select: bool | None = None
     drift: bool = False
     deviation: list[Count] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EvaluationSpec":
+        if self.finetune_steps and self.clients is None:
+            raise ValueError("finetune_steps requires clients, the number of clients that are evaluated one by one")
+        if self.maximize is not None and not self.metrics:
+            raise ValueError("maximize requires metrics, whose first one it is about")
+        return self
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after this one of `rounds` rounds."""
         return round % self.every == 0 or round > rounds - self.last
+
+    @model_validator(mode="after")
+    def _not_selected_on_test(self) -> "EvaluationSpec":
+        if self.select and self.on != "validation":
+            raise ValueError(
+                f"select = true requires on = 'validation' (got {self.on!r}): a model that is selected on the test "
+                "examples has a biased result on them"
+            )
+        return self
+
+
+def last_rounds(most: int, rounds: int) -> int:
+    """The number of final rounds over which a result is averaged: `most`, but at most a third of the rounds."""
+    return min(most, max(1, rounds // 3))
+
+
+class StopSpec(_Table):
+    target: float | None = None
+    patience: Count | None = None
+    min_delta: Annotated[float, Field(ge=0)] | None = None
+    seconds: Positive | None = None
+    gigabytes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _delta_of_patience(self) -> "StopSpec":
+        if self.min_delta is not None and self.patience is None:
+            raise ValueError(f"min_delta requires patience (got min_delta = {self.min_delta:g} alone)")
+        return self
 
 
 class EngineSpec(_Table):
@@ -212,12 +283,14 @@ class TrackingSpec(_Table):
     wandb_mode: Literal["online", "offline"] | None = None
 
 
-def _algorithm(value: Any) -> Algorithm:
+def _algorithm(value: Any, info: ValidationInfo) -> Any:
+    """The algorithm; where nothing is imported, its table."""
     if isinstance(value, Algorithm):
         return value
     if not isinstance(value.get("name"), str):
         raise ValueError("name must be set, as text")
-    return make_algorithm(**value)
+    registry.check_name("algorithm.name", value["name"], algorithms.REGISTRY, algorithms.ENTRY_POINTS)
+    return value if info.context == _WITHOUT_IMPORTS else make_algorithm(**value)
 
 
 def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
@@ -229,7 +302,7 @@ def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in algorithm.settings().items() if v is not None}}
 
 
-AlgorithmField = Annotated[Algorithm, BeforeValidator(_algorithm), PlainSerializer(algorithm_table)]
+AlgorithmField = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(algorithm_table)]
 
 
 class Spec(_Table):
@@ -244,6 +317,7 @@ class Spec(_Table):
     server: ServerSpec
     participation: ParticipationSpec
     evaluation: EvaluationSpec
+    stop: Annotated[StopSpec | None, BeforeValidator(lambda table: None if table == {} else table)] = None
     engine: EngineSpec
     memory: MemorySpec
     network: Network | None = None
@@ -274,7 +348,19 @@ class Spec(_Table):
 
 def resolved_spec(table: Mapping[str, Any]) -> Spec:
     """The spec of a resolved table: no defaults are added."""
+    return _validated(table)
+
+
+def check_without_imports(table: Mapping[str, Any]) -> None:
+    """Raise the KeelError of `resolved_spec` if it can be known before PyTorch is imported.
+
+    All but the settings of the algorithm, of the data set and of the model is checked.
+    """
+    _validated(table, _WITHOUT_IMPORTS)
+
+
+def _validated(table: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Spec:
     try:
-        return Spec.model_validate(table)
+        return Spec.model_validate(table, context=context)
     except ValidationError as error:
         raise KeelError(explain(error)) from None

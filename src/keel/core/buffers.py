@@ -6,15 +6,14 @@ group_norm  GroupNorm replaces BatchNorm, so that no such buffers exist
 """
 
 from copy import deepcopy
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from keel.core.choices import BufferPolicy
 from keel.core.torch_adapter import BATCH_NORM
 from keel.errors import KeelError
-
-BufferPolicy = Literal["average", "local", "group_norm"]
 
 
 def moving_buffers(module: nn.Module, before: dict[str, Tensor], policy: BufferPolicy | None) -> tuple[str, ...]:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path
+from keel.core.choices import Autocast
 from keel.core.examples import ClientExamples
-from keel.core.flat_model import Autocast, FlatModel, Loss
-from keel.core.randomness import keyed_rng, keyed_torch_rng, seed_torch
+from keel.core.flat_model import FlatModel, Loss
+from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
+from keel.core.torch_randomness import keyed_torch_rng, seed_torch
 from keel.core.transforms import Identity, Transform
 
 GATHERED = 1 << 22
@@ -103,7 +105,7 @@ class LocalTraining:
         first, used = 0, 0
         while first < len(sizes):
             end = first + 1
-            while end < len(sizes) and sum(sizes[first : end + 1]) * elements <= GATHERED:
+            while end < len(sizes) and not examples.variable and sum(sizes[first : end + 1]) * elements <= GATHERED:
                 end += 1
             block = examples[np.concatenate(minibatches[first:end])]
             choices = None if drawn is None else drawn[used : used + len(block)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkstemp
-from typing import Any, Literal
+from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import ClientState, State
+from keel.core.choices import Precision
 from keel.errors import KeelError
 
-Precision = Literal["float32", "bfloat16", "float16"]
 Signature = dict[str, tuple[list[int], str]]
 """The names of tensors with their shapes and dtypes."""
 

@@ -103,6 +103,12 @@ class Workload:
     compile: bool = False
     device: torch.device = CPU
     """The device of training and evaluation. Server state and client states stay in host memory."""
+    devices: tuple[torch.device, ...] = ()
+    """The accelerators that share the clients of a round, one worker process each; empty if there is only one."""
+
+    def on(self, device: torch.device) -> "Workload":
+        """Return the same workload for a single device."""
+        return replace(self, device=device, devices=())
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class InProcess(EngineDefaults):
             task = replace(task, module=deepcopy(task.module).to(self.device))
         self.local, self.data, self.moving = workload.local, task.data, task.moving
         self.model = FlatModel(task.module, task.moving, workload.local.config.precision)
-        self.evaluator = Evaluator(task, workload.local_buffers)
+        self.evaluator = Evaluator(task, workload.local_buffers, workload.local)
 
     def footprint(self, size: RoundSize) -> int:
         rows = min(size.cohort, self.group)
@@ -201,4 +207,4 @@ class InProcess(EngineDefaults):
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         self.evaluator.load_weights(theta, buffers)
-        return map(self.evaluator.measure, range(len(self.evaluator.parts)))
+        return map(self.evaluator.measure, range(self.evaluator.parts))

@@ -1,13 +1,19 @@
 """Evaluation of a model on held-out examples, in chunks that any number of workers can share."""
 
 from collections.abc import Iterable
+from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keel.core.buffers import without_statistics
+from keel.core.client import LocalTraining
+from keel.core.client_evaluation import COLUMNS, ClientEvaluator
+from keel.core.client_tests import CLIENTS_PER_PART
 from keel.core.flat_model import FlatModel
+from keel.core.metrics import decode, encode
 from keel.core.randomness import keyed_rng
 from keel.core.task import Task
 from keel.errors import KeelError
@@ -19,9 +25,12 @@ MAX_CLASSES = 256
 class Evaluator:
     """Evaluates flat models on a task's test examples."""
 
-    def __init__(self, task: Task, local_buffers: bool = False):
+    def __init__(self, task: Task, local_buffers: bool = False, local: LocalTraining | None = None):
         self.task = task
-        self.parts = _chunks(task, local_buffers)
+        self.chunks = _chunks(task, local_buffers)
+        self.clients: ClientEvaluator | None = None
+        if task.client_tests is not None and local is not None:
+            self.clients = ClientEvaluator(task, task.client_tests, local)
         self.specials = torch.tensor(task.data.specials)
         self.model = (
             FlatModel(without_statistics(task.module)) if local_buffers else FlatModel(task.module, task.moving)
@@ -32,37 +41,70 @@ class Evaluator:
         """Set the model that is evaluated from now on."""
         self.model.weights.copy_(theta)
         self.model.set_buffers(buffers)
+        self.buffers = buffers
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of an evaluation: the chunks of the test examples, then groups of clients."""
+        return len(self.chunks) + (0 if self.clients is None else self.clients.tests.parts)
 
     @property
     def width(self) -> int:
-        """The number of sums that `measure` returns."""
+        """The number of elements that `measure` returns."""
+        clients = 0 if self.clients is None else COLUMNS * CLIENTS_PER_PART
+        return max(self.sums + self._state_width, clients)
+
+    @property
+    def sums(self) -> int:
+        """The number of sums with which they begin: the loss, and per class the correct and all predictions."""
         return 1 + 2 * self.task.data.classes
 
-    @torch.no_grad()
+    @cached_property
+    def _state_width(self) -> int:
+        """The size of the metrics' states: the first chunk has most examples."""
+        return len(self._measure(0)) - self.sums if self.task.metrics else 0
+
     def measure(self, part: int) -> Tensor:
-        """The sums over one chunk of the test examples: the loss, and per class the correct and all predictions."""
+        """Measure one part: the sums of a chunk and the encoded states of the metrics, or the metrics of clients."""
+        if self.clients is not None and part >= len(self.chunks):
+            measured = self.clients.measure(part - len(self.chunks), self.model.weights, self.buffers)
+        else:
+            measured = self._measure(part)
+        missing = self.width - len(measured) if self.task.metrics or self.clients else 0
+        return measured if missing <= 0 else torch.cat([measured, measured.new_zeros(missing)])
+
+    @torch.no_grad()
+    def _measure(self, part: int) -> Tensor:
         data = self.task.data
-        examples = data.test[self.parts[part]]
+        examples = data.test[self.chunks[part]]
         targets, device = examples.targets, self.model.weights.device
         outputs = self.model.module(data.transform(examples.inputs).to(device))
-        sums = torch.zeros(self.width, dtype=torch.float64)
+        predictions = self.task.predictions(outputs, targets)
+        sums = torch.zeros(self.sums, dtype=torch.float64)
         sums[0] = self.task.loss(outputs, targets.to(device)).cpu().double().sum()
         if data.classes:
-            counted = torch.isin(targets, self.specials, invert=True)
-            correct = targets[counted & (outputs.argmax(-1).cpu() == targets)]
+            counted = torch.isin(targets, self.specials, invert=True) & (targets >= 0)
+            correct = targets[counted & (predictions.argmax(-1).cpu() == targets)]
             sums[1 : 1 + data.classes] = torch.bincount(correct, minlength=data.classes)
             sums[1 + data.classes :] = torch.bincount(targets[counted], minlength=data.classes)
-        return sums
+        if not self.task.metrics:
+            return sums
+        return torch.cat([sums, encode([m.state(predictions.cpu(), targets) for m in self.task.metrics])])
 
     def quality(self, parts: Iterable[Tensor]) -> dict[str, Any]:
-        """The metrics: test loss and, where the targets are labels, accuracy, also per class.
+        """The metrics: test loss, accuracy (also per class) where the targets are labels, and those of the task.
 
         The chunks' sums are added in their order, whichever worker measured them. A class without test examples has
         the accuracy None.
         """
-        total = torch.zeros(self.width, dtype=torch.float64)
-        for sums in parts:
-            total += sums
+        total, states, of_clients = torch.zeros(self.sums, dtype=torch.float64), [], []
+        for part, measured in enumerate(parts):
+            if part >= len(self.chunks):
+                of_clients.append(measured.clone())
+                continue
+            total += measured[: self.sums]
+            if self.task.metrics:
+                states.append(decode(measured[self.sums :]))
         classes = self.task.data.classes
         metrics: dict[str, Any] = {"test_loss": total[0].item() / len(self.task.data.test)}
         if classes:
@@ -73,7 +115,22 @@ class Evaluator:
             if classes <= MAX_CLASSES:
                 per_class = zip(correct.tolist(), count.tolist(), strict=True)
                 metrics["class_accuracy"] = [c / n if n else None for c, n in per_class]
+        metrics |= self._values(states)
+        if self.clients is not None:
+            metrics["clients"] = self.clients.summary(of_clients)
         return metrics
+
+    def _values(self, states: list[list[list[Tensor]]]) -> dict[str, float | None]:
+        """The metrics of the task from the states of all chunks; None where a metric is not finite."""
+        values = {}
+        for position, metric in enumerate(self.task.metrics):
+            try:
+                value = metric.value([chunk[position] for chunk in states])
+            except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise KeelError(f"evaluation.metrics: {metric.name!r} fails ({reason})") from error
+            values[metric.name] = value if isfinite(value) else None
+        return values
 
 
 def _chunks(task: Task, local_buffers: bool) -> list[Tensor]:

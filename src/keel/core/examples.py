@@ -3,15 +3,18 @@
 import mmap
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from tempfile import TemporaryFile
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from keel.core.packing import Packing
+from keel.core.stored_inputs import Items
 from keel.core.transforms import Identity, Transform
 from keel.errors import KeelError
 
@@ -19,9 +22,16 @@ FILE_BACKED_FROM = 2**23
 """The size in bytes from which a partition's index table is kept in a file instead of in memory."""
 
 
+TaskKind = Literal["classification", "sequence", "regression", "multilabel"]
+"""What targets are: a class, a class at each position of a sequence, numbers, or 0 or 1 for each of some labels."""
+
+
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with their targets, as they are stored. The arrays may be memory-mapped files."""
+    """Inputs with their targets, as they are stored. The arrays may be memory-mapped files.
+
+    Stored inputs may also be several arrays or the items of a data set (`stored_inputs.py`), cast to Tensor.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -38,12 +48,44 @@ class Examples:
         return len(self.targets)
 
     def __getitem__(self, indices: np.ndarray | Tensor) -> "Examples":
-        """Gather some examples; integer targets become int64, which the losses require."""
+        """Gather some examples: floats become float32, and integer targets int64, which the losses require."""
         indices = torch.tensor(indices) if isinstance(indices, np.ndarray) else indices
-        targets = self.targets.index_select(0, indices)  # several times as fast as [indices]
+        if isinstance(self.inputs, Items):
+            inputs, targets = self.inputs.gather(indices.tolist())
+        else:
+            inputs = self.inputs.index_select(0, indices)  # several times as fast as [indices]
+            targets = self.targets.index_select(0, indices)
         return Examples(
-            self.inputs.index_select(0, indices), targets if targets.is_floating_point() else targets.long()
+            inputs.float() if inputs.dtype == torch.float64 else inputs,
+            targets.float() if targets.is_floating_point() else targets.long(),
         )
+
+    def subset(self, indices: np.ndarray) -> "Examples":
+        """Return some of the examples, as they are stored."""
+        if isinstance(self.inputs, Tensor):
+            return self[indices]
+        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
+        return Examples(self.inputs.subset(rows), self.targets.index_select(0, rows))
+
+    @property
+    def packing(self) -> Packing | None:
+        """How several inputs are packed into one; None for models that take one input."""
+        return getattr(self.inputs, "packing", None)
+
+    @property
+    def variable(self) -> bool:
+        """Whether the length of inputs or targets differs from minibatch to minibatch."""
+        return getattr(self.inputs, "variable", False)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all inputs and targets; of some, where reading all would take long."""
+        content = sha256()
+        for tensor in (self.inputs, self.targets):
+            if isinstance(tensor, Tensor):
+                content.update(tensor.contiguous().numpy().tobytes())
+            else:
+                content.update(tensor.fingerprint().encode())
+        return content.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -55,6 +97,11 @@ class ClientExamples:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def variable(self) -> bool:
+        """Whether the length of the inputs differs from minibatch to minibatch."""
+        return self.examples.variable
 
     @property
     def elements_per_example(self) -> int:
@@ -156,6 +203,14 @@ class FederatedData:
     transform: Transform = field(default_factory=Identity)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+    task: TaskKind | None = None
+    """The kind of task; by default it is inferred from the targets."""
+    test_clients: np.ndarray | None = None
+    """The client of each test example, if the test examples belong to clients."""
+    class_names: tuple[str, ...] = ()
+    """The name of each class; empty if the classes have no names."""
+    client_names: np.ndarray | None = None
+    """The natural key of each client; None if the clients have no names."""
     is_local: ClassVar[bool] = True
     """Whether the examples are on this machine."""
 
@@ -163,9 +218,23 @@ class FederatedData:
         return f"<FederatedData {self.name}: {self.partition.clients} clients, {self.partition.sizes.sum()} examples>"
 
     @property
+    def kind(self) -> TaskKind:
+        """The kind of task that the targets are for."""
+        if self.task is not None:
+            return self.task
+        if not self.classes:
+            return "regression"
+        return "classification" if self.train.targets.dim() == 1 and not self.specials else "sequence"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a model needs: one per class, or one per element of a target."""
+        return self.classes or max(1, prod(self.train.targets.shape[1:]))
+
+    @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one transformed input."""
-        return tuple(self.transform(self.train.inputs[:1]).shape[1:])
+        return tuple(self.transform(self.train[np.arange(1)].inputs).shape[1:])
 
     @property
     def chunk_size(self) -> int:
@@ -204,6 +273,8 @@ class RemoteData(FederatedData):
 
 def fingerprint(train: Examples, test: Examples) -> str:
     """Return the SHA-256 of all inputs and targets."""
+    if not (isinstance(train.inputs, Tensor) and isinstance(test.inputs, Tensor)):
+        return sha256((train.fingerprint() + test.fingerprint()).encode()).hexdigest()
     content = sha256()
     for tensor in (train.inputs, train.targets, test.inputs, test.targets):
         content.update(tensor.contiguous().numpy().tobytes())

@@ -3,18 +3,16 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from hashlib import sha256
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
 
+from keel.core.adapted import unadapted
+from keel.core.choices import Autocast
 from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
-
-Autocast = Literal["float32", "bf16"]
-"""The precision of a model's forward and backward pass. Weights, gradients and losses are float32 in any case."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example; Keel takes the mean over a minibatch."""
@@ -49,7 +47,7 @@ class FlatModel:
         for parameter, view in zip(self.parameters, self.unflatten(self.weights).values(), strict=True):
             parameter.data = view
         self._moving = {name: self.module.get_buffer(name).clone() for name in moving}  # their initial values
-        self._floats = [name for name, buffer in self._moving.items() if buffer.is_floating_point()]
+        self.float_buffers = [name for name, buffer in self._moving.items() if buffer.is_floating_point()]
 
     def copy(self) -> "FlatModel":
         """A copy with the same weights, to try something on."""
@@ -58,7 +56,7 @@ class FlatModel:
     def plain_module(self) -> nn.Module:
         """The copy, with PyTorch's own layers."""
         use_direct(self.module)
-        return self.module
+        return unadapted(self.module)
 
     @property
     def size(self) -> int:
@@ -91,16 +89,16 @@ class FlatModel:
 
     def buffers(self) -> Tensor | None:
         """The float moving buffers as one vector; None for a model without any."""
-        if not self._floats:
+        if not self.float_buffers:
             return None
-        return torch.cat([self.module.get_buffer(name).reshape(-1) for name in self._floats])
+        return torch.cat([self.module.get_buffer(name).reshape(-1) for name in self.float_buffers])
 
     def set_buffers(self, vector: Tensor | None) -> None:
         """Set the float moving buffers from one vector, and reset the others to their initial values."""
         values = dict(self._moving)
-        if vector is not None and self._floats:
-            parts = torch.split(vector, [values[name].numel() for name in self._floats])
-            values |= {n: part.view_as(values[n]) for n, part in zip(self._floats, parts, strict=True)}
+        if vector is not None and self.float_buffers:
+            parts = torch.split(vector, [values[name].numel() for name in self.float_buffers])
+            values |= {n: part.view_as(values[n]) for n, part in zip(self.float_buffers, parts, strict=True)}
         with torch.no_grad():
             for name, value in values.items():  # by name: a module may have replaced the tensor
                 self.module.get_buffer(name).copy_(value)

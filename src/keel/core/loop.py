@@ -15,18 +15,20 @@ import numpy as np
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Message, Report, State
-from keel.core.client_state import ClientStates, Precision, within_budget
+from keel.core.choices import Precision
+from keel.core.client_state import ClientStates, within_budget
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
 from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
 from keel.core.participation import Participation
-from keel.core.randomness import keyed_torch_rng
 from keel.core.records import Record
 from keel.core.reports import ReportCollector, client_inputs
 from keel.core.sampling import Sampler
 from keel.core.schedules import LearningRate
+from keel.core.stopping import EarlyStopping
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS, TrainingState
 from keel.errors import KeelError
 
@@ -91,27 +93,42 @@ class Loop:
         return ClientStates(path, self.settings.state_precision, self.settings.state_keep, self.parameters)
 
     def run(
-        self, state: TrainingState, hooks: Sequence[Observer | Hook] = (), stop: Callable[[], bool] = lambda: False
+        self,
+        state: TrainingState,
+        hooks: Sequence[Observer | Hook] = (),
+        stop: Callable[[], bool] = lambda: False,
+        stopping: EarlyStopping | None = None,
     ) -> str:
-        """Run the remaining rounds. Returns "finished", "diverged", or "interrupted" when `stop` returned True."""
+        """Run the remaining rounds.
+
+        Returns:
+            "finished", "diverged", "stopped" if a rule of `stopping` holds before the last round, or "interrupted" if
+            `stop` returned True.
+        """
         observers = [*self.observers, *map(as_observer, hooks)]
+        stopping = stopping or EarlyStopping()
         try:
-            while state.round < self.settings.rounds:
+            while state.round < self.settings.rounds and stopping.reason is None:
                 began = perf_counter()
                 with single_thread(), keyed_torch_rng(self.settings.seed, "server", state.round + 1):
                     record = self._round(state, observers)
+                    trained = perf_counter()
+                    stopping.count_cost(record, trained - began)
+                    if self.settings.evaluated(state.round) or stopping.reason is not None:
+                        record = self._evaluated(record, state)
+                    stopping.count_evaluation(record, perf_counter() - trained)
                 for observer in observers:
                     observer.round_recorded(record, state, perf_counter() - began)
                 if record.get("diverged"):
                     return "diverged"
-                if stop() and state.round < self.settings.rounds:
+                if stop() and state.round < self.settings.rounds and stopping.reason is None:
                     return "interrupted"
-            return "finished"
+            return "finished" if state.round >= self.settings.rounds else "stopped"
         finally:
             self.engine.close()
 
     def _round(self, state: TrainingState, observers: Sequence[Observer]) -> Record:
-        """One round, as in the paper's listing. `state` becomes that after the round."""
+        """One round before its evaluation, as in the paper's listing. `state` becomes that after the round."""
         algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
         work = self._broadcast(state, observers)
         if algorithm.probes:
@@ -131,7 +148,7 @@ class Loop:
         )
         state.clients.commit()
         state.buffers = state.buffers if collector.mean_buffers is None else collector.mean_buffers
-        return self._evaluated(record, state) if event.evaluated else record
+        return record
 
     def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
         """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged."""

@@ -47,7 +47,7 @@ class RoundEnd:
     """Whether the model is evaluated after this round."""
 
 
-ADDED_LATER = {"dropped", "diverged", "test_loss", "accuracy", "class_accuracy", "bytes_evaluation"}
+ADDED_LATER = {"dropped", "diverged", "test_loss", "accuracy", "class_accuracy", "clients", "bytes_evaluation"}
 """The keys that the loop may add to a record after the observers."""
 
 

@@ -1,11 +1,45 @@
 """The records of a run: a line of metrics.jsonl, summary.json and environment.json."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-FRACTIONS = frozenset({"accuracy"})
-"""Metrics between 0 and 1 that are shown in percent."""
+from keel.units import number, percent
+
+COMPLETE = frozenset({"finished", "stopped"})
+"""The statuses of runs that have a result: all rounds ran, or a rule of `[stop]` ended the run."""
+FRACTIONS = frozenset(
+    {
+        "accuracy",
+        "auroc",
+        "average_precision",
+        "balanced_accuracy",
+        "calibration_error",
+        "exact_match",
+        "f1",
+        "f1_score",
+        "fbeta_score",
+        "hamming_distance",
+        "jaccard_index",
+        "precision",
+        "recall",
+        "specificity",
+    }
+)
+"""Metrics that are between 0 and 1 by definition and shown in percent."""
+ABBREVIATIONS = {name: name.upper() for name in ("auroc", "f1", "mae", "mse", "rmse")} | {"r2": "R²"}
+
+
+def is_fraction(name: str) -> bool:
+    """Whether the metric with this key is shown in percent; top-k accuracies are, as in "top_5_accuracy"."""
+    plain = re.sub(r"^(binary|multiclass|multilabel)_|_?top_?\d+_?", "", name)
+    return plain in FRACTIONS or not plain
+
+
+def metric_label(name: str) -> str:
+    """The key of a metric as people write it: "test loss", "F1 score"."""
+    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 
 @dataclass(frozen=True)
@@ -18,7 +52,20 @@ class PrimaryMetric:
     @property
     def is_fraction(self) -> bool:
         """Whether it is shown in percent."""
-        return self.name in FRACTIONS
+        return is_fraction(self.name)
+
+    @property
+    def label(self) -> str:
+        return metric_label(self.name)
+
+    @property
+    def heading(self) -> str:
+        """The label at the start of a sentence."""
+        return self.label[:1].upper() + self.label[1:]
+
+    def text(self, value: float | None, spread: float | None = None) -> str:
+        """A value, with its spread if there is one, as people read it."""
+        return (percent if self.is_fraction else number)(value, spread)
 
     def is_better(self, value: float, than: float) -> bool:
         return value > than if self.maximize else value < than
@@ -33,6 +80,22 @@ def primary_metric(recorded: Mapping[str, Any]) -> PrimaryMetric:
     if "metric" not in recorded:
         return PrimaryMetric()
     return PrimaryMetric(recorded["metric"], recorded["maximize"])
+
+
+def final_value(summary: Mapping[str, Any]) -> float | None:
+    """The primary metric over the last rounds; None unless the run finished. Earlier versions recorded accuracy."""
+    return summary["value"] if "metric" in summary else summary["accuracy"]
+
+
+def last_value(summary: Mapping[str, Any]) -> float | None:
+    """The primary metric after the last evaluation. Earlier versions recorded accuracy."""
+    return summary["last_value"] if "metric" in summary else summary["last_accuracy"]
+
+
+def end_value(summary: Mapping[str, Any]) -> float | None:
+    """The final value, or for a run that did not finish, the value after the last evaluation."""
+    final = final_value(summary)
+    return last_value(summary) if final is None else final
 
 
 class Record(TypedDict, total=False):
@@ -58,6 +121,8 @@ class Record(TypedDict, total=False):
     test_loss: float
     accuracy: float
     class_accuracy: list[float | None]
+    clients: dict[str, Any]
+    """The primary metric over the clients' own held-out examples: mean, std, deciles and counts."""
     bytes_evaluation: int
 
 
@@ -65,18 +130,24 @@ class Summary(TypedDict):
     """How a run ended: summary.json."""
 
     status: str
-    """finished, diverged or interrupted."""
+    """finished, stopped (by a rule of `[stop]`), diverged or interrupted."""
+    stop_reason: str | None
+    """The rule that stopped the run; None unless its status is stopped."""
     rounds: int
     metric: str
     """The key of the primary metric in the records."""
     maximize: bool
     """Whether larger values of the primary metric are better."""
     value: float | None
-    """The primary metric's mean over the last `evaluation.last` rounds; None unless the run finished."""
+    """The primary metric's mean over the last `evaluation.last` rounds, at most a third of the rounds if the run
+    stopped; None unless it finished or stopped."""
     last_value: float | None
     """The primary metric after the last round that was evaluated."""
+    best_round: int | None
+    """With `evaluation.select`, the round of the best model by the primary metric."""
+    best_value: float | None
     accuracy: float | None
-    """Accuracy's mean over the last `evaluation.last` rounds; None unless the run finished."""
+    """Accuracy's mean over the same rounds as `value`."""
     last_accuracy: float | None
     test_loss: float | None
     class_accuracy: list[float | None] | None
@@ -122,6 +193,8 @@ class Environment(Versions, total=False):
     title: str
     """The algorithm's name as people write it."""
     loss: str
+    metrics: str
+    """"custom" if metrics were passed in Python."""
     metric: str
     """The key of the primary metric in the records."""
     maximize: bool

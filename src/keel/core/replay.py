@@ -22,8 +22,8 @@ from keel.core.devices import single_thread
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel, Loss
 from keel.core.program import Program
-from keel.core.randomness import keyed_torch_rng
 from keel.core.torch_adapter import WorkCounter, has_hooks
+from keel.core.torch_randomness import keyed_torch_rng
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +158,7 @@ def python_state(module: nn.Module, loss: Loss) -> Iterator[Callable[[], str | N
 
 def _attributes(module: nn.Module, loss: Loss) -> dict[str, Any]:
     """Return what the layers of a model and its loss keep in Python, by name; parameters and buffers excluded."""
+    loss = getattr(loss, "wrapped", loss)
     owners = {f"the model's attribute {name}.".replace(" .", " "): layer for name, layer in module.named_modules()}
     found = {
         f"{prefix}{name}": _content(value)

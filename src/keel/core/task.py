@@ -1,15 +1,17 @@
-"""A task: the model, the data and the loss that are trained on."""
+"""A task: the model, the data, the loss and the metrics."""
 
 from dataclasses import dataclass
-from functools import cache
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
 
+from keel.core.adapted import own_loss
+from keel.core.choices import Layout
+from keel.core.client_tests import ClientTests
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
+from keel.core.losses import DEFAULTS, named_loss
+from keel.core.metrics import Metric
 from keel.core.records import PrimaryMetric
-from keel.core.transforms import Layout
 
 
 @dataclass(frozen=True)
@@ -17,46 +19,36 @@ class Task:
     """A model, its federated data and its loss, checked against each other."""
 
     module: nn.Module
+    """It takes one tensor and returns one (see `adapted.py`)."""
     data: FederatedData
     loss: Loss
     moving: tuple[str, ...] = ()
     """The names of the model's buffers that training changes."""
     layout: Layout = "contiguous"
     """The memory layout of the transformed images."""
+    metrics: tuple[Metric, ...] = ()
+    """What is measured besides the loss and, where targets are labels, accuracy."""
+    primary_metric: PrimaryMetric | None = None
+    """The metric by which runs are compared; by default accuracy, or the loss where targets are not labels."""
+
+    client_tests: ClientTests | None = None
+    """The held-out examples of clients that are evaluated one by one."""
 
     @property
     def primary(self) -> PrimaryMetric:
         """The metric by which runs are compared."""
+        if self.primary_metric is not None:
+            return self.primary_metric
         return PrimaryMetric() if self.data.classes else PrimaryMetric("test_loss", maximize=False)
+
+    def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The part of the outputs on which metrics are computed."""
+        if self.loss is not own_loss:
+            return outputs
+        shape = (*targets.shape, -1) if self.data.classes else targets.shape
+        return outputs[:, 1:].reshape(shape)
 
 
 def default_loss(data: FederatedData) -> Loss:
-    return per_sequence_cross_entropy(data.specials) if data.specials else per_example_cross_entropy
-
-
-def per_example_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(outputs, targets, reduction="none")
-
-
-def batched_loss(loss: Loss) -> Loss:
-    """Return the same loss in the form that takes the fewest operations over stacked clients."""
-    return _label_cross_entropy if loss is per_example_cross_entropy else loss
-
-
-def _label_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy without a test for ignored targets, which labels from 0 on never are."""
-    if outputs.dim() != 2:
-        return per_example_cross_entropy(outputs, targets)
-    return -log_softmax(outputs, 1).gather(1, targets.unsqueeze(1)).squeeze(1)
-
-
-@cache
-def per_sequence_cross_entropy(specials: tuple[int, ...]) -> Loss:
-    """The mean cross entropy over the positions of a sequence that are not padding, which is the first special."""
-    padding = specials[0]
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=padding)
-        return losses.sum(1) / (targets != padding).sum(1).clamp(min=1)
-
-    return loss
+    """The loss that suits the targets."""
+    return named_loss(DEFAULTS[data.kind], data.kind, data.specials)

@@ -5,7 +5,7 @@ any number of clients can be transformed as one batch.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Pass float inputs to the model unchanged."""
+    """Pass inputs to the model unchanged."""
 
     random = False
 
@@ -39,8 +39,21 @@ class Identity:
         return inputs
 
 
-Layout = Literal["contiguous", "channels_last"]
-"""The memory format of image tensors, as in PyTorch: channel by channel, or pixel by pixel."""
+@dataclass(frozen=True)
+class AsFloat:
+    """Apply another transform and convert its integers to float32."""
+
+    inner: Transform
+
+    @property
+    def random(self) -> bool:
+        return self.inner.random
+
+    def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
+        return self.inner.draw(examples, rng)
+
+    def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
+        return self.inner(inputs, choices).float()
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,97 @@
 """A user's arrays from .npy files. Pickles are refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from keel.core.examples import Examples
+from keel.core.examples import Examples, TaskKind
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
+from keel.data.inputs import convert_inputs
+from keel.data.targets import convert_targets, count_classes, encode_texts, infer_task
 from keel.errors import KeelError
 from keel.settings import PathText
 
-MAX_LABEL = 1_000_000
-"""The largest label. Larger ones are identifiers rather than classes, and the model's last layer would be huge."""
+MAPPED_FROM = 1 << 26
+"""The size in bytes from which a file is memory-mapped instead of read."""
 
 
 def arrays(
-    *, inputs: PathText, labels: PathText, test_inputs: PathText, test_labels: PathText, keys: PathText | None = None
+    *,
+    inputs: PathText,
+    labels: PathText,
+    test_inputs: PathText,
+    test_labels: PathText,
+    keys: PathText | None = None,
+    task: TaskKind | None = None,
 ) -> Dataset:
-    """Your arrays, one .npy file each; `keys` gives the client of each training example."""
-    train = examples(read(Path(inputs), "data.inputs"), read(Path(labels), "data.labels"), "data.")
-    test = examples(
-        read(Path(test_inputs), "data.test_inputs"), read(Path(test_labels), "data.test_labels"), "data.test_"
+    """Your arrays, one .npy file each; `keys` gives the client of each training example.
+
+    Labels are classes (whole numbers from 0, or text), numbers to predict (floats), several labels per example (columns
+    of 0 and 1) or tokens; `task` names the kind where it is not clear.
+    """
+    files = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels}
+    stored = {name: read(Path(file), f"data.{name}") for name, file in files.items()}
+    owners = None if keys is None else read(Path(keys), "data.keys")
+    return make_dataset(
+        (stored["inputs"], stored["labels"]), (stored["test_inputs"], stored["test_labels"]), owners, task
     )
-    return as_dataset(train, test, None if keys is None else read(Path(keys), "data.keys"))
 
 
-def as_dataset(train: Examples, test: Examples, keys: np.ndarray | None) -> Dataset:
-    """Make a data set with as many classes as the largest label requires."""
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        raise KeelError(
-            f"data.test_inputs must have inputs of shape {tuple(train.inputs.shape[1:])}, as data.inputs has "
-            f"(got {tuple(test.inputs.shape[1:])})"
-        )
-    return Dataset(train, test, 1 + int(max(train.targets.max(), test.targets.max())), keys=keys)
+ENTRY = CatalogEntry(arrays, natural=True)
+
+
+def make_dataset(
+    train: tuple[Any, np.ndarray],
+    test: tuple[Any, np.ndarray],
+    keys: np.ndarray | None,
+    task: TaskKind | None = None,
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """Make a data set from inputs and targets.
+
+    Args:
+        task: The kind of task; by default it is inferred from the targets.
+        class_names: The names of the classes, if the targets are not texts.
+    """
+    targets, test_targets, texts = encode_texts(np.atleast_1d(train[1]), np.atleast_1d(test[1]))
+    kind = task or infer_task(targets, "data.labels")
+    return as_dataset(
+        examples(train[0], targets, "data.", kind),
+        examples(test[0], test_targets, "data.test_", kind),
+        keys,
+        kind,
+        texts or class_names,
+    )
+
+
+def as_dataset(
+    train: Examples,
+    test: Examples,
+    keys: np.ndarray | None,
+    task: TaskKind = "classification",
+    class_names: Sequence[str] = (),
+) -> Dataset:
+    """Make a data set with as many classes as the largest label requires; names of further classes are dropped."""
+    if train.packing != test.packing:
+        raise KeelError("data.test_inputs must have the same parts as data.inputs, with the same types and shapes")
+    for field, array, other in (("inputs", train.inputs, test.inputs), ("labels", train.targets, test.targets)):
+        if array.shape[1:] != other.shape[1:] and not train.variable:
+            raise KeelError(
+                f"data.test_{field} must have {field} of shape {tuple(array.shape[1:])}, as data.{field} has "
+                f"(got {tuple(other.shape[1:])})"
+            )
+    classes = count_classes(task, train.targets, test.targets)
+    return Dataset(train, test, classes, keys=keys, task=task, class_names=tuple(class_names[:classes]))
 
 
 def read(path: Path, field: str) -> np.ndarray:
     """Read one array; an error names the spec's field and the file."""
     try:
+        if path.is_file() and path.stat().st_size >= MAPPED_FROM:
+            return np.lib.format.open_memmap(path, mode="r")  # it refuses pickles
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
@@ -47,22 +101,9 @@ def read(path: Path, field: str) -> np.ndarray:
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
 
 
-def examples(inputs: np.ndarray, labels: np.ndarray, field: str = "data") -> Examples:
-    """Convert arrays to float32 inputs and int64 labels; an error names the field, which begins with `field`."""
-    if inputs.ndim == 0 or inputs.dtype.kind not in "fiub":
-        raise KeelError(
-            f"{field}inputs must be numbers with one row per example (got {inputs.dtype} of shape {inputs.shape})"
-        )
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise KeelError(
-            f"{field}labels must be one whole number per example (got {labels.dtype} of shape {labels.shape})"
-        )
-    if len(inputs) != len(labels):
-        raise KeelError(f"{field}labels must have one label per input (got {len(labels)} for {len(inputs)} inputs)")
-    if len(labels) and not 0 <= labels.min() <= labels.max() <= MAX_LABEL:
-        wrong = labels.min() if labels.min() < 0 else labels.max()
-        raise KeelError(f"{field}labels must be whole numbers from 0 to classes - 1 (got {wrong})")
-    tensor = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
-    if not torch.isfinite(tensor).all():
-        raise KeelError(f"{field}inputs must be finite as 32-bit floats (got NaN or infinite values)")
-    return Examples(tensor, torch.from_numpy(labels.astype(np.int64)))
+def examples(inputs: Any, targets: np.ndarray, field: str, task: TaskKind = "classification") -> Examples:
+    """Convert arrays to stored examples; an error names the field, which begins with `field`."""
+    stored = convert_inputs(inputs, f"{field}inputs")
+    if len(stored) != len(targets):
+        raise KeelError(f"{field}labels must have one label per input (got {len(targets)} for {len(stored)} inputs)")
+    return Examples(stored, convert_targets(targets, task, f"{field}labels"))

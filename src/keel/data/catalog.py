@@ -1,96 +1,37 @@
 """The data sets by name, and the data sets that users bring as "module:name" or in an installed package."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keel import registry
-from keel.data import (
-    arrays,
-    cifar,
-    digits,
-    femnist,
-    images,
-    landmarks,
-    leaf,
-    mnist,
-    shakespeare,
-    stackoverflow,
-    table,
-    text,
-)
-from keel.data.dataset import Dataset
-from keel.data.fetch import Download
-from keel.data.partition import PartitionScheme
+from keel.data.catalog_entry import CatalogEntry
+from keel.data.schemes import PartitionScheme
 from keel.data.store import data_folder
 from keel.errors import KeelError
 from keel.settings import call, call_imported
 
+if TYPE_CHECKING:
+    from keel.data.dataset import Dataset
+
 ENTRY_POINTS = "keel.data"
-
-
-@dataclass(frozen=True)
-class CatalogEntry:
-    """A data set that can be named in a spec: its loader and the files that the loader reads.
-
-    Args:
-        load: Returns the data set. Its keyword-only parameters are the data set's settings in a spec, the first line
-            of its docstring is the title that `keel data list` prints.
-        natural: Whether the data set can have natural clients, so that `data.partition = "key"` is allowed; None if
-            that is only known once it is loaded.
-        downloads: Files that `keel data get` downloads.
-        files: Files that the user places in the data folder. A name may be a glob pattern.
-        address: Where the user gets `files` from.
-
-    A data set without downloads and files is embedded in a package, or reads files that its settings name.
-    """
-
-    load: Callable[..., Dataset]
-    natural: bool | None = False
-    downloads: tuple[Download, ...] = ()
-    files: tuple[str, ...] = ()
-    address: str = ""
-
-    @property
-    def needs_files(self) -> bool:
-        """Whether the loader reads files from the data folder."""
-        return bool(self.downloads or self.files)
-
-    @property
-    def title(self) -> str:
-        return (self.load.__doc__ or "").partition("\n")[0]
-
-    def missing(self) -> list[str]:
-        """Return the names of the files that are not in the data folder."""
-        folder = data_folder()
-        not_downloaded = [name for download in self.downloads for name in download.missing(folder)]
-        return not_downloaded + [name for name in self.files if not any(folder.glob(name))]
-
-
-CATALOG: dict[str, CatalogEntry] = {
-    "digits": CatalogEntry(digits.digits),
-    "cifar10": CatalogEntry(cifar.cifar10, downloads=(cifar.CIFAR10,)),
-    "cifar100": CatalogEntry(cifar.cifar100, downloads=(cifar.CIFAR100,)),
-    "mnist": CatalogEntry(mnist.mnist, natural=True, downloads=mnist.DOWNLOADS),
-    "femnist": CatalogEntry(
-        femnist.femnist, natural=True, files=("femnist/train/*.json", "femnist/test/*.json"), address=leaf.ADDRESS
-    ),
-    "shakespeare": CatalogEntry(  # Gutenberg's text, or LEAF's folders
-        shakespeare.shakespeare, natural=True, files=("shakespeare/*",), address=shakespeare.SOURCES
-    ),
-    "stackoverflow": CatalogEntry(stackoverflow.stackoverflow, natural=True, downloads=stackoverflow.DOWNLOADS),
-    "text": CatalogEntry(text.text, natural=True),
-    "landmarks": CatalogEntry(
-        landmarks.landmarks, natural=True, files=landmarks.LANDMARKS.files, address=landmarks.LANDMARKS.address
-    ),
-    "inaturalist": CatalogEntry(
-        landmarks.inaturalist, natural=True, files=landmarks.INATURALIST.files, address=landmarks.INATURALIST.address
-    ),
-    "arrays": CatalogEntry(arrays.arrays, natural=True),
-    "images": CatalogEntry(images.images, natural=True),
-    "table": CatalogEntry(table.table, natural=True),
-}
+CATALOG: Mapping[str, CatalogEntry] = registry.Lazy(
+    {
+        "digits": "keel.data.digits:ENTRY",
+        "cifar10": "keel.data.cifar:CIFAR10_ENTRY",
+        "cifar100": "keel.data.cifar:CIFAR100_ENTRY",
+        "mnist": "keel.data.mnist:ENTRY",
+        "femnist": "keel.data.femnist:ENTRY",
+        "shakespeare": "keel.data.shakespeare:ENTRY",
+        "stackoverflow": "keel.data.stackoverflow:ENTRY",
+        "text": "keel.data.text:ENTRY",
+        "landmarks": "keel.data.landmarks:LANDMARKS_ENTRY",
+        "inaturalist": "keel.data.landmarks:INATURALIST_ENTRY",
+        "arrays": "keel.data.arrays:ENTRY",
+        "images": "keel.data.images:ENTRY",
+        "table": "keel.data.table:ENTRY",
+    }
+)
 
 
 def find(name: str) -> CatalogEntry:
@@ -147,8 +88,10 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def load(name: str, settings: Mapping[str, Any]) -> Dataset:
+def load(name: str, settings: Mapping[str, Any]) -> "Dataset":
     """Load a data set from its files."""
+    from keel.data.dataset import Dataset
+
     if not registry.known(name, CATALOG, ENTRY_POINTS):
         raise KeelError(f"data.name = {name!r} requires data passed in Python: keel.run(..., data=...)")
     entry = find(name)
@@ -164,3 +107,6 @@ def load(name: str, settings: Mapping[str, Any]) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise KeelError(f"data.name: {name!r} must return a keel.Dataset (got {type(dataset).__name__})")
     return dataset
+
+
+__all__ = ["CATALOG", "ENTRY_POINTS", "CatalogEntry", "default_scheme", "describe", "find", "load"]

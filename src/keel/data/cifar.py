@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import check, data_folder, prepared
@@ -38,6 +40,7 @@ DIGESTS = {
     "train": "md5:16019d7e3df5f24257cddd939b257f8d",
     "test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MARGIN = 4
 """Pixels of padding for the random crop."""
 
@@ -45,16 +48,21 @@ MARGIN = 4
 def cifar10(*, augment: bool = True) -> Dataset:
     """60,000 colour photographs of 32x32 pixels in 10 classes."""
     pixels = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), MARGIN * augment)
-    return _load("cifar10", CIFAR10, "labels", 10, pixels)
+    return _load("cifar10", CIFAR10, "labels", CIFAR10_CLASSES, pixels)
 
 
 def cifar100(*, augment: bool = True) -> Dataset:
     """60,000 colour photographs of 32x32 pixels in 100 classes."""
     pixels = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), MARGIN * augment)
-    return _load("cifar100", CIFAR100, "fine_labels", 100, pixels)
+    classes = resources.files(__package__).joinpath("cifar100_classes.txt").read_text(encoding="utf-8").split()
+    return _load("cifar100", CIFAR100, "fine_labels", tuple(classes), pixels)
 
 
-def _load(name: str, download: Download, labels: str, classes: int, pixels: Pixels) -> Dataset:
+CIFAR10_ENTRY = CatalogEntry(cifar10, downloads=(CIFAR10,))
+CIFAR100_ENTRY = CatalogEntry(cifar100, downloads=(CIFAR100,))
+
+
+def _load(name: str, download: Download, labels: str, classes: tuple[str, ...], pixels: Pixels) -> Dataset:
     files = [data_folder() / member for member in download.members]
 
     def make(folder: Path) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def _load(name: str, download: Download, labels: str, classes: int, pixels: Pixe
     tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
     train = Examples(tensors["train_inputs"], tensors["train_targets"])
     test = Examples(tensors["test_inputs"], tensors["test_targets"])
-    return Dataset(train, test, classes, transform=pixels, sha256=stored.sha256)
+    return Dataset(train, test, len(classes), transform=pixels, sha256=stored.sha256, class_names=classes)
 
 
 def read_batch(path: Path, labels: str, digest: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keel.core.examples import Examples
+from keel.core.examples import Examples, TaskKind
 from keel.core.transforms import Identity, Transform
 from keel.errors import KeelError
 
@@ -23,7 +23,9 @@ class Dataset:
             is not. `keys` then has one entry per element of `rows`.
         transform: Turns stored inputs into the model's inputs.
         specials: Targets that accuracy does not count. The first is padding, which the loss ignores too.
+        task: The kind of task; by default classes are predicted, or numbers if `classes` is 0.
         sha256: A hash of the stored content, if it is known; otherwise it is computed from the arrays.
+        class_names: The name of each class, if the classes have names.
     """
 
     train: Examples
@@ -35,9 +37,15 @@ class Dataset:
     transform: Transform = field(default_factory=Identity)
     specials: tuple[int, ...] = ()
     sha256: str | None = None
+    task: TaskKind | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         examples = len(self.train if self.rows is None else self.rows)
         for name, keys, count in ("keys", self.keys, examples), ("test_keys", self.test_keys, len(self.test)):
             if keys is not None and keys.shape != (count,):
                 raise KeelError(f"data.{name} must hold one key per example: shape ({count},) (got {keys.shape})")
+        if self.class_names and len(set(self.class_names)) != self.classes:
+            raise KeelError(
+                f"data.class_names must be {self.classes} different names, one per class (got {self.class_names!r})"
+            )

@@ -7,6 +7,7 @@ import torch
 
 from keel.core.examples import Examples
 from keel.core.randomness import keyed_rng
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 
 TEST_EXAMPLES = 297
@@ -19,4 +20,9 @@ def digits() -> Dataset:
     inputs = torch.from_numpy(images).float().flatten(1) / 16
     examples = Examples(inputs, torch.from_numpy(labels).long())
     order = keyed_rng(0, "digits test").permutation(len(labels))  # the same test examples in every run
-    return Dataset(examples[order[TEST_EXAMPLES:]], examples[order[:TEST_EXAMPLES]], classes=10)
+    return Dataset(
+        examples[order[TEST_EXAMPLES:]], examples[order[:TEST_EXAMPLES]], 10, class_names=tuple("0123456789")
+    )
+
+
+ENTRY = CatalogEntry(digits)

@@ -5,18 +5,21 @@ Neither package is imported: their objects are converted to numpy arrays.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from keel.core.examples import Examples, FederatedData
-from keel.data.arrays import as_dataset, examples
+from keel.core.examples import FederatedData, TaskKind
+from keel.core.stored_inputs import Collate
+from keel.data.arrays import make_dataset
 from keel.data.dataset import Dataset
-from keel.data.partition import PartitionScheme, partition_dataset
+from keel.data.lazy import is_large, lazy_dataset, rows_dataset
+from keel.data.partition import partition_dataset
+from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
 from keel.data.transforms import Pixels
-from keel.errors import KeelError
+from keel.errors import KeelError, unknown_name
 
 
 class HuggingFaceDataset(Protocol):
@@ -37,44 +40,86 @@ class Partitioner(Protocol):
 
 
 def federate(
-    inputs: ArrayLike | torch.Tensor,
-    labels: ArrayLike | torch.Tensor,
+    inputs: Any,
+    labels: ArrayLike | torch.Tensor | None = None,
     *,
-    test: tuple[ArrayLike | torch.Tensor, ArrayLike | torch.Tensor],
+    test: Any,
     keys: ArrayLike | None = None,
     clients: int | None = None,
+    partition: PartitionScheme | None = None,
     alpha: float | None = None,
+    classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    noise: float | None = None,
+    min_examples: int | None = None,
+    task: TaskKind | None = None,
+    collate: Collate | None = None,
     seed: int = 0,
     name: str = "custom",
 ) -> FederatedData:
-    """Make federated data from arrays.
+    """Make federated data from arrays, or from a map-style torch.utils.data.Dataset, whose items are read lazily.
 
     Args:
-        inputs: One row per example. They become 32-bit floats.
-        labels: One whole number from 0 per example.
-        test: Inputs and labels of the test examples.
+        inputs: One row per example: an array or tensor of numbers of any type, or a tuple or dict of them for a model
+            with several inputs. Memory-mapped arrays stay so. Or a data set with items (input, target).
+        labels: One target per example: a whole number from 0 or a text (a class), a float or several (numbers to
+            predict), a row of 0 and 1 (labels that hold or do not), or a row of tokens, of which negative ones are
+            padding. None if `inputs` is a data set.
+        test: Inputs and labels of the test examples; or a data set.
+        task: "classification", "regression", "multilabel" or "sequence", if it is not clear from the targets.
+        collate: For data sets: makes a minibatch (inputs, targets) from a list of items, as DataLoader's collate_fn
+            does; it may pad items of different lengths.
         keys: The client of each example. Without keys, examples are assigned to clients at random.
         clients: The number of clients; with `keys`, that many of them are drawn (default: all).
-        alpha: Without keys, the concentration of the clients' Dirichlet label distributions; 0 is one class per client,
-            None (the default) is IID.
+        partition: The partitioning scheme, as `data.partition` in a spec: "dirichlet", "dirichlet_per_class",
+            "classes", "shards", "quantity", "feature", "iid" or "key". By default "key" with keys; without keys the
+            scheme of the first of the following arguments that is given; "iid" if none is.
+        alpha: The concentration of Dirichlet distributions. With "dirichlet", which it implies, the total concentration
+            of a client's label distribution: 0 is one class per client. With "dirichlet_per_class", the convention of
+            most other code, the concentration per class of the distribution over the clients: with 10 classes, 0.1
+            there is about as heterogeneous as 1 in "dirichlet". With "quantity", that of the client sizes.
+        classes_per_client: The number of classes of each client; implies "classes".
+        shards_per_client: The number of shards of each client (default: 2); implies "shards".
+        noise: The variance of the noise on the inputs of the last client; implies "feature".
+        min_examples: With "key", clients with fewer examples are left out; with "dirichlet_per_class" and "quantity",
+            the partition is drawn again until every client has as many (default: 10).
         seed: The seed of the partition.
         name: The name in reports.
     """
-    train = examples(_array(inputs), _array(labels), "data.")
-    test_examples = examples(_array(test[0]), _array(test[1]), "data.test_")
-    dataset = as_dataset(train, test_examples, None if keys is None else np.atleast_1d(np.asarray(keys)))
-    return _partition(name, dataset, clients, alpha, seed)
+    owners = None if keys is None else np.atleast_1d(np.asarray(keys))
+    if labels is None:
+        dataset = lazy_dataset(inputs, test, owners, task, collate)
+    else:
+        _check_arguments(inputs, test, collate)
+        dataset = make_dataset((inputs, _array(labels)), (test[0], _array(test[1])), owners, task)
+    fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
+    return _partition(name, dataset, clients, partition, fields, seed)
+
+
+def _check_arguments(inputs: Any, test: Any, collate: Any) -> None:
+    """Raise a KeelError unless the arguments are those for arrays."""
+    if isinstance(inputs, torch.utils.data.Dataset):
+        raise KeelError("labels must be left out if inputs is a data set, whose items are pairs (input, target)")
+    if not (isinstance(test, tuple | list) and len(test) == 2):
+        raise KeelError(f"test must be a pair of inputs and labels (got {type(test).__name__})")
+    if collate is not None:
+        raise KeelError("collate requires a data set instead of arrays; pad the arrays, or pass a data set")
 
 
 def from_dataset(
     train: HuggingFaceDataset,
     *,
-    input: str,
+    input: str | Sequence[str],
     label: str,
     test: HuggingFaceDataset,
     client: str | None = None,
     clients: int | None = None,
+    partition: PartitionScheme | None = None,
     alpha: float | None = None,
+    classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    noise: float | None = None,
+    min_examples: int | None = None,
     seed: int = 0,
     name: str = "custom",
 ) -> FederatedData:
@@ -82,14 +127,23 @@ def from_dataset(
 
     Args:
         train: The training rows.
-        input: The column of the inputs. Images stay bytes until a batch is trained on; others become 32-bit floats.
-        label: The column of the labels.
+        input: The column of the inputs; several columns are passed to the model by name. Images stay bytes until a
+            batch is trained on. Data of 256 MB and more stay in their files, and rows are read when they are used.
+        label: The column of the labels: whole numbers from 0, or texts. The names of a ClassLabel are kept.
         test: The test rows.
         client: The column of natural clients, if there is one.
-        clients, alpha, seed, name: As in `federate`.
+        clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, seed, name: As in
+            `federate`.
     """
     keys = None if client is None else _column(train, client)
-    return _partition(name, _convert([train], test, input, label, keys), clients, alpha, seed)
+    fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
+    if not isinstance(input, str):
+        dataset = _several_columns(train, test, input, label, keys)
+    elif is_large(train, input):
+        dataset = rows_dataset(train, test, input, label, keys)
+    else:
+        dataset = _convert([train], test, input, label, keys)
+    return _partition(name, dataset, clients, partition, fields, seed)
 
 
 def from_partitioner(
@@ -101,14 +155,44 @@ def from_partitioner(
     if 0 in sizes:
         raise KeelError(f"data: partition {sizes.index(0)} has no examples; every partition needs at least one")
     keys = np.repeat(np.arange(len(parts)), sizes)
-    return _partition(name, _convert(parts, test, input, label, keys), None, None, 0)
+    return _partition(name, _convert(parts, test, input, label, keys), None, "key", {}, 0)
 
 
-def _partition(name: str, dataset: Dataset, clients: int | None, alpha: float | None, seed: int) -> FederatedData:
-    if dataset.keys is not None and alpha is not None:
-        raise KeelError(f"data.alpha = {alpha} requires data without keys; pass keys or alpha, not both")
-    scheme: PartitionScheme = "key" if dataset.keys is not None else "iid" if alpha is None else "dirichlet"
-    return partition_dataset(name, dataset, seed, scheme, clients=clients, alpha=alpha or 0.0)
+def _fields(
+    alpha: float | None,
+    classes_per_client: int | None,
+    shards_per_client: int | None,
+    noise: float | None,
+    min_examples: int | None,
+) -> dict[str, Any]:
+    """Return the fields of the partitioning schemes by name."""
+    return {
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "shards_per_client": shards_per_client,
+        "noise": noise,
+        "min_examples": min_examples,
+    }
+
+
+def _partition(
+    name: str,
+    dataset: Dataset,
+    clients: int | None,
+    scheme: PartitionScheme | None,
+    fields: dict[str, Any],
+    seed: int,
+) -> FederatedData:
+    if scheme is None:
+        given = [field for field in IMPLIED if fields.get(field) is not None]
+        if dataset.keys is not None and given:
+            raise KeelError(
+                f"data.{given[0]} = {fields[given[0]]} requires data without keys; pass keys or {given[0]}, not both"
+            )
+        scheme = "key" if dataset.keys is not None else implied_by(fields) or "iid"
+    elif scheme not in get_args(PartitionScheme):
+        raise unknown_name("data.partition", scheme, get_args(PartitionScheme))
+    return partition_dataset(name, dataset, seed, scheme, clients=clients, **fields)
 
 
 def _convert(
@@ -118,15 +202,32 @@ def _convert(
     inputs = [_inputs(part, input) for part in [*parts, test]]
     if len({(array.shape[1:], array.dtype == np.uint8) for array in inputs}) > 1:
         raise _not_uniform(input)
-    dataset = as_dataset(
-        _examples(np.concatenate(inputs[:-1]), np.concatenate([_column(part, label) for part in parts]), "data."),
-        _examples(inputs[-1], _column(test, label), "data.test_"),
+    labels = np.concatenate([_column(part, label) for part in parts])
+    dataset = make_dataset(
+        (np.concatenate(inputs[:-1]), labels),
+        (inputs[-1], _column(test, label)),
         keys,
+        class_names=_class_label_names(parts[0], label),
     )
-    if dataset.train.inputs.dtype != torch.uint8:
+    if dataset.train.inputs.dtype != torch.uint8 or dataset.train.inputs.dim() != 4:
         return dataset
     channels = dataset.train.inputs.shape[1]
     return replace(dataset, transform=Pixels((0.0,) * channels, (1.0,) * channels))
+
+
+def _several_columns(
+    train: HuggingFaceDataset, test: HuggingFaceDataset, columns: Sequence[str], label: str, keys: np.ndarray | None
+) -> Dataset:
+    """Make a data set whose inputs are several columns."""
+    inputs, test_inputs = ({name: _column(part, name) for name in columns} for part in (train, test))
+    names = _class_label_names(train, label)
+    return make_dataset((inputs, _column(train, label)), (test_inputs, _column(test, label)), keys, class_names=names)
+
+
+def _class_label_names(dataset: HuggingFaceDataset, column: str) -> Sequence[str]:
+    """Return the names of a column of the type ClassLabel."""
+    features = getattr(dataset, "features", None) or {}
+    return getattr(features.get(column), "names", None) or ()
 
 
 def _inputs(dataset: HuggingFaceDataset, column: str) -> np.ndarray:
@@ -137,13 +238,6 @@ def _inputs(dataset: HuggingFaceDataset, column: str) -> np.ndarray:
     if values.dtype == np.uint8 and values.ndim == 3:
         return values[:, None]
     return values.transpose(0, 3, 1, 2) if values.dtype == np.uint8 and values.ndim == 4 else values
-
-
-def _examples(inputs: np.ndarray, labels: np.ndarray, field: str) -> Examples:
-    if inputs.dtype != np.uint8 or inputs.ndim != 4:
-        return examples(inputs, labels, field)
-    checked = examples(inputs[:, 0, 0, 0], labels, field)  # checks the labels; bytes need no check
-    return Examples(torch.from_numpy(np.ascontiguousarray(inputs)), checked.targets)
 
 
 def _column(dataset: HuggingFaceDataset, name: str) -> np.ndarray:

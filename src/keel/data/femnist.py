@@ -1,16 +1,20 @@
 """FEMNIST (Caldas et al., 2019): handwritten digits and letters by writer, from LEAF's JSON files."""
 
+from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import numpy as np
 
 from keel.data import leaf
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.transforms import Pixels
 from keel.errors import KeelError
 
-CLASSES = 62
+CHARACTERS = digits + ascii_uppercase + ascii_lowercase
+CLASSES = len(CHARACTERS)
 PIXELS = 28 * 28
 # Measured on the 14,708 training images of a sample of LEAF's (105 writers); white is 1.
 MEAN, STD = 0.9612, 0.1656
@@ -18,7 +22,10 @@ MEAN, STD = 0.9612, 0.1656
 
 def femnist() -> Dataset:
     """Handwritten digits and letters of 28x28 pixels in 62 classes; complete, about 800,000 images by 3,550 writers."""
-    return leaf.load("femnist", images, CLASSES, Pixels((MEAN,), (STD,)))
+    return replace(leaf.load("femnist", images, CLASSES, Pixels((MEAN,), (STD,))), class_names=tuple(CHARACTERS))
+
+
+ENTRY = CatalogEntry(femnist, natural=True, files=("femnist/train/*.json", "femnist/test/*.json"), address=leaf.ADDRESS)
 
 
 def images(x: list[Any], y: list[Any], file: Path) -> tuple[np.ndarray, np.ndarray]:

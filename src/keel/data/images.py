@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
 from typing import Annotated, Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from pydantic import Field
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.store import prepared
 from keel.data.transforms import Pixels
@@ -51,7 +53,11 @@ def images(*, folder: PathText, size: Side = 32, augment: bool = True) -> Datase
         ImageList(train, [code[path.parent.name] for path in train], [path.parent.parent.name for path in train]),
         ImageList(test, [code[path.parent.name] for path in test], []),
     )
-    return image_dataset("images", [*train, *test], lambda: parts, len(classes), size, augment)
+    dataset = image_dataset("images", [*train, *test], lambda: parts, len(classes), size, augment)
+    return replace(dataset, class_names=tuple(classes))
+
+
+ENTRY = CatalogEntry(images, natural=True)
 
 
 def image_dataset(

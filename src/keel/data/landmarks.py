@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.images import ImageList, Side, image_dataset, image_files
 from keel.data.store import data_folder
@@ -89,6 +90,10 @@ def landmarks(*, size: Side = 224, augment: bool = True) -> Dataset:
 def inaturalist(*, size: Side = 224, augment: bool = True) -> Dataset:
     """120,300 photographs of 1,203 species by 9,275 users (iNaturalist-User-120k)."""
     return load(INATURALIST, size, augment)
+
+
+LANDMARKS_ENTRY = CatalogEntry(landmarks, natural=True, files=LANDMARKS.files, address=LANDMARKS.address)
+INATURALIST_ENTRY = CatalogEntry(inaturalist, natural=True, files=INATURALIST.files, address=INATURALIST.address)
 
 
 def load(split: UserSplit, size: int, augment: bool) -> Dataset:

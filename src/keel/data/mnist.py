@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from keel.core.examples import Examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import check, data_folder, prepared
@@ -96,7 +97,11 @@ def mnist() -> Dataset:
         keys=stored.arrays["keys"],
         transform=Pixels((0.1307,), (0.3081,)),
         sha256=stored.sha256,
+        class_names=tuple("0123456789"),
     )
+
+
+ENTRY = CatalogEntry(mnist, natural=True, downloads=DOWNLOADS)
 
 
 def existing(path: Path) -> Path:

@@ -1,20 +1,22 @@
-"""Partitioning schemes: IID, by Dirichlet label distributions, by natural key.
+"""Partition a data set over clients; the schemes IID, Dirichlet label distributions, and natural keys.
 
 Every scheme assigns an example to at most one client and is a pure function of its random generator.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from keel.core.examples import Examples, FederatedData, Partition, fingerprint
 from keel.core.randomness import keyed_rng
 from keel.data.dataset import Dataset
+from keel.data.feature_shift import with_noise
+from keel.data.schemes import SHARDS_PER_CLIENT, PartitionScheme, check_fields
+from keel.data.skew import MIN_EXAMPLES, dirichlet_per_class, k_classes, quantity, shards
 from keel.errors import KeelError
 
-PartitionScheme = Literal["dirichlet", "iid", "key"]
 CLIENTS_PER_DRAW = 1 << 14
 """The largest number of clients whose class counts are drawn in one call."""
 
@@ -26,7 +28,10 @@ def partition_dataset(
     scheme: PartitionScheme,
     *,
     clients: int | None = None,
-    alpha: float = 0.0,
+    alpha: float | None = None,
+    classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    noise: float | None = None,
     min_examples: int | None = None,
     max_examples: int | None = None,
     test_examples: int | None = None,
@@ -37,38 +42,47 @@ def partition_dataset(
         name: The name of the data set, for reports and errors.
         dataset: The examples.
         seed: The seed of the run. The partition is a function of it.
-        scheme: "key" makes one client per natural key, "iid" and "dirichlet" make `clients` clients of equal size.
+        scheme: "key" makes one client per natural key. The others make `clients` clients: "iid" and "dirichlet" (a
+            label distribution per client) of equal size, "dirichlet_per_class" by a distribution over the clients per
+            class, "classes" with `classes_per_client` classes each, "shards" with shards of the sorted examples,
+            "quantity" of unequal size, "feature" of equal size with noise on their inputs.
         clients: The number of clients. With "key", that many of the natural clients are drawn (default: all).
-        alpha: The concentration of the label distributions of "dirichlet"; 0 is one class per client.
-        min_examples: With "key", clients with fewer examples are left out.
+        alpha: The concentration of the Dirichlet distributions. Of "dirichlet", the total concentration of a client's
+            label distribution; 0, the default, is one class per client. Of "dirichlet_per_class" and "quantity", the
+            concentration per client.
+        classes_per_client: The number of classes of each client of "classes".
+        shards_per_client: The number of shards of each client of "shards" (default: 2).
+        noise: The variance of the noise on the inputs of the last client of "feature"; that of client i of N is i/N
+            of it.
+        min_examples: With "key", clients with fewer examples are left out. With "dirichlet_per_class" and "quantity",
+            the partition is drawn again until every client has as many (default: 10).
         max_examples: A client keeps at most this many of its examples, drawn at random.
         test_examples: At most this many test examples, drawn at random, the same for every seed.
     """
     rng = keyed_rng(seed, "partition")
-    labels = dataset.train.targets.numpy()
-    if dataset.rows is not None:
-        labels = labels[dataset.rows]
-    test = dataset.test
+    fields = {
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "shards_per_client": shards_per_client,
+        "noise": noise,
+        "min_examples": min_examples,
+    }
+    check_fields(scheme, fields)
+    client_names = test_clients = None
     if scheme == "key":
-        if dataset.keys is None:
-            raise KeelError(f"data.partition = 'key' requires natural clients, which {name} does not have")
-        partition, names = by_key(dataset.keys)
-        chosen = _choose_clients(partition, clients, min_examples or 1, rng)
-        partition = select_clients(partition, chosen)
-        if dataset.test_keys is not None:
-            test = _test_examples_of(names[chosen], test, dataset.test_keys)
+        partition, client_names, test, test_clients = _natural_clients(name, dataset, clients, min_examples or 1, rng)
     else:
-        if not isinstance(clients, int):
-            raise KeelError(f"data.clients must be a whole number from 1 for data without keys (got {clients!r})")
-        if min_examples is not None:
-            raise KeelError(f"data.min_examples = {min_examples} requires data.partition = 'key' (got {scheme!r})")
-        partition = iid(len(labels), clients, rng) if scheme == "iid" else dirichlet(labels, clients, alpha, rng)
+        partition, test = _assign(dataset, scheme, clients, fields, rng), dataset.test
     if max_examples is not None:
         partition = limit_examples(partition, max_examples, rng)
     if dataset.rows is not None:
         partition = Partition(dataset.rows[partition.indices], partition.offsets)
+    if noise is not None:
+        dataset = with_noise(dataset, partition, noise, keyed_rng(seed, "feature noise"))
+        test = dataset.test
     if test_examples is not None and test_examples < len(test):
-        test = test[np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples])]
+        rows = np.sort(keyed_rng(0, "test examples").permutation(len(test))[:test_examples])
+        test, test_clients = test.subset(rows), None if test_clients is None else test_clients[rows]
     return FederatedData(
         name,
         dataset.train,
@@ -78,12 +92,78 @@ def partition_dataset(
         dataset.transform,
         dataset.specials,
         dataset.sha256 or fingerprint(dataset.train, dataset.test),
+        task=dataset.task,
+        test_clients=test_clients,
+        class_names=dataset.class_names,
+        client_names=client_names,
     )
+
+
+def _natural_clients(
+    name: str, dataset: Dataset, clients: int | None, min_examples: int, rng: np.random.Generator
+) -> tuple[Partition, np.ndarray | None, Examples, np.ndarray | None]:
+    """Partition by key.
+
+    Returns:
+        The partition, the names of the clients (None if they are their numbers), the clients' test examples, and the
+        client of each of these (None if they belong to no client).
+    """
+    if dataset.keys is None:
+        raise KeelError(f"data.partition = 'key' requires natural clients, which {name} does not have")
+    partition, names = by_key(dataset.keys)
+    chosen = _choose_clients(partition, clients, min_examples, rng)
+    names, test, owners = names[chosen], dataset.test, None
+    if dataset.test_keys is not None:
+        rows = _test_rows_of(names, dataset.test_keys)
+        test = test if len(rows) == len(test) else test.subset(rows)
+        owners = np.searchsorted(names, dataset.test_keys[rows])  # by_key sorts the names
+    numbered = np.array_equal(names, np.arange(len(names)))
+    return select_clients(partition, chosen), None if numbered else names, test, owners
+
+
+def _assign(
+    dataset: Dataset,
+    scheme: PartitionScheme,
+    clients: int | None,
+    fields: Mapping[str, Any],
+    rng: np.random.Generator,
+) -> Partition:
+    """Partition by a scheme that does not need natural clients."""
+    examples = len(dataset.train if dataset.rows is None else dataset.rows)
+    if not isinstance(clients, int):
+        raise KeelError(f"data.clients must be a whole number from 1 for data without keys (got {clients!r})")
+    if not 1 <= clients <= examples:
+        raise KeelError(f"data.clients must be from 1 to {examples}, the number of training examples (got {clients})")
+    min_examples = fields["min_examples"] or MIN_EXAMPLES
+    match scheme:
+        case "quantity":
+            return quantity(examples, clients, fields["alpha"], rng, min_examples)
+        case "dirichlet":
+            return dirichlet(_labels(dataset, scheme), clients, fields["alpha"] or 0.0, rng)
+        case "dirichlet_per_class":
+            return dirichlet_per_class(_labels(dataset, scheme), clients, fields["alpha"], rng, min_examples)
+        case "classes":
+            return k_classes(_labels(dataset, scheme), clients, fields["classes_per_client"], rng)
+        case "shards":
+            return shards(_labels(dataset, scheme), clients, fields["shards_per_client"] or SHARDS_PER_CLIENT, rng)
+        case _:  # "iid", and "feature", whose noise is added to IID clients
+            return iid(examples, clients, rng)
+
+
+def _labels(dataset: Dataset, scheme: PartitionScheme) -> np.ndarray:
+    """Return the label of each example."""
+    labels = dataset.train.targets.numpy()
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise KeelError(
+            f"data.partition = {scheme!r} requires one label per example "
+            f"(got {labels.dtype} targets of shape {labels.shape[1:]}); use 'iid', 'quantity', 'feature' or 'key'"
+        )
+    return labels if dataset.rows is None else labels[dataset.rows]
 
 
 def iid(examples: int, clients: int, rng: np.random.Generator) -> Partition:
     """Shuffle the examples and split them into equal parts; the remainder of the division is left out."""
-    size = _equal_size(examples, clients)
+    size = examples // clients
     order = rng.permutation(examples)[: size * clients]
     return Partition(order, np.arange(clients + 1) * size)
 
@@ -92,14 +172,12 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Gen
     """Draw a label distribution q ~ Dir(alpha p) for each client, then its examples from q, without replacement.
 
     p is the label distribution of the whole data set, and all clients get the same number of examples (Hsu et al.,
-    2020). A class without examples left is removed from the distributions of the remaining clients. alpha = 0 is the
-    limit: one class per client.
+    2019). A class without examples left is removed from the distributions of the remaining clients. alpha = 0 is the
+    limit: one class per client. `skew.dirichlet_per_class` is the other convention.
     """
     if not (isfinite(alpha) and alpha >= 0):
         raise KeelError(f"data.alpha must be 0 (one class per client) or positive (got {alpha!r})")
-    if labels.ndim != 1:
-        raise KeelError("data.partition = 'dirichlet' requires one label per example; use 'iid' or 'key'")
-    size = _equal_size(len(labels), clients)
+    size = len(labels) // clients
     if alpha == 0:
         return one_class(labels, clients, rng)
     dtype = np.int32 if len(labels) < 2**31 else np.int64
@@ -241,15 +319,9 @@ def _choose_clients(
     return np.sort(rng.choice(eligible, clients, replace=False))
 
 
-def _test_examples_of(names: np.ndarray, test: Examples, keys: np.ndarray) -> Examples:
-    """Select the test examples of the clients that train."""
+def _test_rows_of(names: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return the test examples of the clients that train."""
     rows = np.flatnonzero(np.isin(keys, names))
     if len(rows) == 0:
         raise KeelError("data.clients: none of the drawn clients has test examples; use more clients")
-    return test if len(rows) == len(test) else test[rows]
-
-
-def _equal_size(examples: int, clients: int) -> int:
-    if not 1 <= clients <= examples:
-        raise KeelError(f"data.clients must be from 1 to {examples}, the number of training examples (got {clients})")
-    return examples // clients
+    return rows

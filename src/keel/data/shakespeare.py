@@ -15,6 +15,7 @@ from pydantic import Field
 
 from keel.core.examples import Examples
 from keel.data import leaf
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.store import data_folder, prepared
 from keel.data.transforms import Tokens
@@ -90,6 +91,11 @@ def shakespeare(
         transform=Tokens(),
         sha256=stored.sha256,
     )
+
+
+ENTRY = CatalogEntry(  # Gutenberg's text, or LEAF's folders
+    shakespeare, natural=True, files=("shakespeare/*",), address=SOURCES
+)
 
 
 def read(file: Path) -> str:

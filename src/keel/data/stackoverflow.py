@@ -9,6 +9,7 @@ import numpy as np
 
 from keel.core.randomness import keyed_rng
 from keel.data import words
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import data_folder, prepared
@@ -52,6 +53,9 @@ def stackoverflow(*, users: Count = 40_000, vocabulary: Count = 10_000, length: 
 
     settings = {"users": users, "vocabulary": vocabulary, "length": length}
     return words.as_dataset(prepared("stackoverflow", [train, test, counts], settings, make), vocabulary)
+
+
+ENTRY = CatalogEntry(stackoverflow, natural=True, downloads=DOWNLOADS)
 
 
 def most_frequent(file: Path, vocabulary: int) -> dict[str, int]:

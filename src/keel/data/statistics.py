@@ -21,6 +21,7 @@ def client_statistics(data: FederatedData) -> dict[str, Any]:
         "train_examples": int(sizes.sum()),
         "test_examples": len(data.test),
         "classes": data.classes,
+        **({} if data.classes else {"outputs": data.outputs}),
         "input_shape": list(data.input_shape),
         "client_examples": {
             "least": int(sizes.min()),
@@ -29,10 +30,15 @@ def client_statistics(data: FederatedData) -> dict[str, Any]:
             "most": int(sizes.max()),
         },
     }
-    if data.classes and data.is_local:
+    if data.classes and data.is_local and data.train.targets.numel():
         clients = _spaced(data.partition.clients, MEASURED_CLIENTS)
         counts = label_counts(data, clients)
-        statistics |= {"measured_clients": len(clients), **heterogeneity(counts), "picture": _picture(clients, counts)}
+        picture = _picture(clients, counts)
+        statistics |= {"measured_clients": len(clients), **heterogeneity(counts), "picture": picture}
+        if data.class_names:
+            picture["class_names"] = [data.class_names[label] for label in picture["classes"]]
+        if data.client_names is not None:
+            picture["client_names"] = [str(data.client_names[client]) for client in picture["clients"]]
     return statistics
 
 
@@ -44,7 +50,7 @@ def label_counts(data: FederatedData, clients: np.ndarray) -> np.ndarray:
     counts = np.zeros((len(clients), data.classes), dtype=np.int64)
     for row, client in enumerate(clients.tolist()):
         labels = data.train.targets[data.partition[client]].numpy().reshape(-1)
-        counts[row] = np.bincount(labels, minlength=data.classes)
+        counts[row] = np.bincount(labels[labels >= 0], minlength=data.classes)
     counts[:, list(data.specials)] = 0
     return counts
 

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite, nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from keel.core.randomness import keyed_rng
 from keel.data.arrays import as_dataset, examples
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.errors import KeelError
 from keel.settings import PathText
 
 TEST_SHARE = 5
 """Without a test file, 1/5 of the rows are test examples."""
+
+TableTask = Literal["classification", "regression"]
 
 
 class Columns(NamedTuple):
@@ -28,24 +31,32 @@ class Columns(NamedTuple):
     numbers: np.ndarray
 
 
-def table(*, file: PathText, client: str, label: str, test_file: PathText | None = None) -> Dataset:
+def table(
+    *, file: PathText, client: str, label: str, test_file: PathText | None = None, task: TableTask | None = None
+) -> Dataset:
     """Your table (CSV or Parquet): one column is the client, one the label, the others are numbers.
 
-    The numbers are the inputs, unscaled. Labels that are text are classes in alphabetical order.
+    The numbers are the inputs, unscaled. Labels that are text are classes in alphabetical order. Labels with fractions
+    are numbers to predict, and so are others if `task` is "regression".
     """
     if client == label:
         raise KeelError(f"data.label must be another column than data.client (got {label!r})")
     train = _read(file, "data.file", (client, label), required=(client, label))
     if not train.names:
         raise KeelError(f"data.file: {file!r} must have columns of numbers (got only {client!r} and {label!r})")
-    labels, classes = _encode_labels(file, "data.file", label, train.texts[label])
+    kind = task or _infer_task(train.texts[label])
+    encode = _numbers if kind == "regression" else _encode_labels
+    labels, classes = encode(file, "data.file", label, train.texts[label])
+    class_names = () if classes is None else tuple(classes.tolist())
     if test_file is None:
         test_rows, train_rows = _split_rows(len(labels), file)
         keys = _as_integers(train.texts[client])
         dataset = as_dataset(
-            examples(train.numbers[train_rows], labels[train_rows], "data."),
-            examples(train.numbers[test_rows], labels[test_rows], "data.test_"),
+            examples(train.numbers[train_rows], labels[train_rows], "data.", kind),
+            examples(train.numbers[test_rows], labels[test_rows], "data.test_", kind),
             keys[train_rows],
+            kind,
+            class_names,
         )
         return replace(dataset, test_keys=keys[test_rows])
     test = _read(test_file, "data.test_file", (client, label), required=(label,))
@@ -54,13 +65,25 @@ def table(*, file: PathText, client: str, label: str, test_file: PathText | None
             f"data.test_file: {test_file!r} must have the columns of {file!r}: {different[0]!r} is in one of them only"
         )
     numbers = test.numbers[:, [test.names.index(name) for name in train.names]]
-    test_labels = _encode_test_labels(test_file, label, test.texts[label], classes)
+    if kind == "regression":
+        test_labels = _numbers(test_file, "data.test_file", label, test.texts[label])[0]
+    else:
+        test_labels = _encode_test_labels(test_file, label, test.texts[label], classes)
     names = [train.texts[client], test.texts.get(client, np.empty(0, dtype=str))]
     keys, test_keys = np.split(_as_integers(np.concatenate(names)), [len(labels)])
-    dataset = as_dataset(examples(train.numbers, labels, "data."), examples(numbers, test_labels, "data.test_"), keys)
+    dataset = as_dataset(
+        examples(train.numbers, labels, "data.", kind),
+        examples(numbers, test_labels, "data.test_", kind),
+        keys,
+        kind,
+        class_names,
+    )
     # Without a client column, or with clients that do not train, the test rows belong to no client.
     all_train = len(test_keys) > 0 and bool(np.isin(test_keys, keys).all())
     return replace(dataset, test_keys=test_keys if all_train else None)
+
+
+ENTRY = CatalogEntry(table, natural=True)
 
 
 def csv_rows(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
@@ -191,6 +214,23 @@ def _as_integers(texts: np.ndarray) -> np.ndarray:
     except (ValueError, OverflowError):
         return texts
     return numbers if np.array_equal(numbers.astype(str), texts) else texts
+
+
+def _infer_task(texts: np.ndarray) -> TableTask:
+    """Return "regression" for numbers of which some have fractions."""
+    if _as_integers(texts).dtype.kind == "i":
+        return "classification"
+    numbers = [_number(text) for text in np.unique(texts)]
+    fractions = all(map(isfinite, numbers)) and any(number != int(number) for number in numbers)
+    return "regression" if fractions else "classification"
+
+
+def _numbers(file: str, field: str, label: str, texts: np.ndarray) -> tuple[np.ndarray, None]:
+    """Convert the labels of a regression to numbers."""
+    numbers = np.array([_number(text) for text in texts])
+    if len(wrong := np.flatnonzero(~np.isfinite(numbers))):
+        raise _not_a_number(Path(file), field, label, f"row {wrong[0] + 1}", texts[wrong[0]])
+    return numbers, None
 
 
 def _encode_labels(file: str, field: str, label: str, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

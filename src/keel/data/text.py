@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keel.data import words
+from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.store import prepared
 from keel.data.words import Count
@@ -56,6 +57,9 @@ def text(
     settings = {"vocabulary": vocabulary, "length": length}
     stored = prepared("text", sources, settings, make)
     return words.as_dataset(stored, stored.facts["words"])
+
+
+ENTRY = CatalogEntry(text, natural=True)
 
 
 def read(file: Path) -> Sentences:

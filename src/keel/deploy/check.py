@@ -12,10 +12,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from keel.config.overrides import flatten
+from keel.core.records import last_value, primary_metric
 from keel.deploy.flower_adapter import InProcessGrid
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
-from keel.units import percent, size
+from keel.units import size
 
 
 def check_app(folder: Path, rounds: int) -> str:
@@ -47,6 +48,7 @@ def check_app(folder: Path, rounds: int) -> str:
         run = RunFolder.open(Path(scratch) / "run")
         summary = run.summary
         assert summary is not None  # the server app writes it before it returns
+        primary = primary_metric(summary)
         dropped = sum(len(record.get("dropped", {})) for record in run.records())
         examples = [site["examples"] for site in run.environment["sites"]]
     if dropped:
@@ -55,7 +57,7 @@ def check_app(folder: Path, rounds: int) -> str:
     return (
         f"{summary['status']}: {rounds} rounds over {sites} sites with synthetic data "
         f"({', '.join(map(str, examples))} examples), "
-        f"{summary['parameters']:,} parameters, accuracy {percent(summary['last_accuracy'])}, "
+        f"{summary['parameters']:,} parameters, {primary.label} {primary.text(last_value(summary))}, "
         f"{size(bytes_per_site)} per site and round"
     )
 

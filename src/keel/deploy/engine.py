@@ -96,7 +96,7 @@ class FlowerEngine(EngineDefaults):
         """Evaluate the model: on the server's test examples if it has any, else at all sites that reply."""
         if not isinstance(self.evaluator, SiteEvaluator):
             self.evaluator.load_weights(theta, buffers)
-            yield from map(self.evaluator.measure, range(len(self.evaluator.parts)))
+            yield from map(self.evaluator.measure, range(self.evaluator.parts))
             return
         tensors = {"theta": theta} | ({BUFFERS: buffers} if self.averages_buffers and buffers is not None else {})
         everyone: dict[int, dict[str, int]] = {site: {} for site in range(self.sites.federation.sites)}

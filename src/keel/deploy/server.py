@@ -15,7 +15,7 @@ from torch import nn
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook
-from keel.core.records import Record
+from keel.core.records import PrimaryMetric, Record
 from keel.core.training_state import TrainingState
 from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
@@ -25,13 +25,14 @@ from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
 from keel.deploy.sites import Sites
 from keel.runs.build import Training, build
-from keel.runs.environment import check_same_task
 from keel.runs.execute import execute
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
+from keel.runs.progress import progress_of
 from keel.runs.result import Run, ended_run
 from keel.runs.run import create_folder, find_run
-from keel.units import percent, size
+from keel.runs.same_task import check_same_task
+from keel.units import size
 
 MODEL_FILE = "model.safetensors"
 
@@ -78,36 +79,38 @@ def run_federation(
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
-        check_same_task(folder.environment, training.loop)
+        check_same_task(folder, training.loop)
         if folder.ended:
             return _return_ended(folder, training)
         loop, file = training.loop, folder.clients_file
         state = folder.restore(loop.client_states(file)) or loop.start(file)
         if state.round:
             log.info("resuming after round %d of %d: %s", state.round, spec.rounds, folder.path)
-        run = execute(folder, training, state, [_progress(spec)])
+        run = execute(folder, training, state, [_progress(spec, task.primary)])
     _write_model(folder, run.module)
-    log.info("%s after %d rounds: %s", run.status, run.summary["rounds"], folder.path.absolute())
+    reason = f" ({run.summary['stop_reason']})" if run.status == "stopped" else ""
+    log.info("%s after %d rounds%s: %s", run.status, run.summary["rounds"], reason, folder.path.absolute())
     return run
 
 
 def _return_ended(folder: RunFolder, training: Training) -> Run:
-    run = ended_run(folder, training, folder.checkpoint() or training.loop.start())
+    run = ended_run(folder, training, folder.final_state())
     log.info("%s has ended already: %s", folder.path, run.status)
     if not (folder.path / MODEL_FILE).exists():  # the server was killed after the last round
         _write_model(folder, run.module)
     return run
 
 
-def _progress(spec: Spec) -> Hook:
+def _progress(spec: Spec, primary: PrimaryMetric) -> Hook:
     """Return a hook that logs a line after each round."""
 
     def log_round(record: Record, state: TrainingState, seconds: float) -> None:
+        value = progress_of(record, primary).get("value")
         dropped = record.get("dropped", {})
         parts = [
             f"round {record['round']} of {spec.rounds}: {len(record['cohort'])} sites",
             f"{len(dropped)} dropped" if dropped else "",
-            f"accuracy {percent(record['accuracy'])}" if "accuracy" in record else "",
+            "" if value is None else f"{primary.label} {primary.text(value)}",
             size(record["bytes_down"] + record["bytes_up"]),
             f"{seconds:.1f} s",
         ]

@@ -80,6 +80,10 @@ def _read_spec(table: dict[str, Any]) -> Spec:
     for section in "data", "model":
         if "name" in table.get(section, {}):
             raise KeelError(f"{section}.name must not be set (got {table[section]['name']!r}): the app defines it")
+    if "init" in table.get("model", {}):
+        raise KeelError(
+            f"model.init must not be set (got {table['model']['init']!r}): load the weights in the app's model()"
+        )
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}
@@ -96,6 +100,13 @@ def _read_spec(table: dict[str, Any]) -> Spec:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")
     if spec.evaluation.on == "validation":
         raise KeelError("evaluation.on must be 'test' in a federation (got 'validation')")
+    if unsupported := sorted(set(spec.evaluation.metrics or ()) - {"accuracy", "test_loss"}):
+        raise KeelError(
+            f"evaluation.metrics must be 'accuracy' or 'test_loss' in a federation (got {unsupported[0]!r}): sites "
+            "report only sums"
+        )
+    if spec.evaluation.clients is not None:
+        raise KeelError(f"evaluation.clients must be left out in a federation (got {spec.evaluation.clients})")
     if spec.evaluation.deviation:
         raise KeelError(
             f"evaluation.deviation must be empty in a federation (got {list(spec.evaluation.deviation)}): "

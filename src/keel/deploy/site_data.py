@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from keel.config.schema import Spec
 from keel.core.examples import Examples, FederatedData, Partition
-from keel.core.randomness import keyed_torch_rng
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.data.arrays import examples
 from keel.errors import KeelError
 
@@ -65,4 +65,6 @@ def has_test_examples(data: FederatedData) -> bool:
 def to_examples(arrays: Arrays, field: str) -> Examples:
     """Check a pair of arrays and convert it. Errors start with `field`, such as "data.test_"."""
     inputs, labels = (value.numpy() if isinstance(value, Tensor) else np.asarray(value) for value in arrays)
+    if inputs.dtype.kind in "iub":
+        inputs = inputs.astype(np.float32)
     return examples(inputs, labels, field)

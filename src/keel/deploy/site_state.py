@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from keel.algorithms.base import ClientState, Message
-from keel.core.client_state import Precision, restored, stored
+from keel.core.choices import Precision
+from keel.core.client_state import restored, stored
 from keel.deploy.flower_adapter import log
 from keel.errors import KeelError
 from keel.runs.files import write_atomic

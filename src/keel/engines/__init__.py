@@ -1,253 +1,43 @@
-"""The engines, and the rule that chooses one.
+"""The engines. What is known of them by name is here without PyTorch; what builds one is imported when first used."""
 
-`auto` chooses by the model, the algorithm and the device, never by measured time, so that equal specs choose equally.
-"""
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import logging
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import ceil
-from typing import Any
+from keel.engines.kinds import (
+    AUTO,
+    ENGINES,
+    RECORDED,
+    EngineKind,
+    bit_identical,
+    cluster_engine,
+    engine_kind,
+)
 
-from torch import nn
+if TYPE_CHECKING:
+    from keel.core.devices import cores
+    from keel.core.engine import Dropped, Engine, RoundWork, Workload
+    from keel.engines.ray_cluster import Cluster
+    from keel.engines.selection import FORKS, Choice, choose, make_engine, make_user_engine
 
-from keel import registry
-from keel.core.devices import cores
-from keel.core.engine import CPU, Dropped, Engine, RoundWork, Workload
-from keel.engines.batching import WORK_LIMIT, model_error, work_per_step_operation
-from keel.engines.cohort import Cohort
-from keel.engines.pool import Pool
-from keel.engines.ray import Ray
-from keel.engines.ray_cluster import Cluster
-from keel.engines.serial import Serial
-from keel.engines.stacking import stacking_error
-from keel.errors import KeelError
-from keel.settings import call_imported
-
-log = logging.getLogger(__name__)
-
-AUTO = "auto"
-GROUP = "keel.engines"
-"""The entry-point group in which packages register engines."""
-FORKS = sys.platform == "linux"
-"""Whether a process that has loaded PyTorch can be forked."""
-CPU_PARAMETERS = 1_000_000
-"""Models with more parameters are not considered for batching: one client keeps a core busy."""
-DEVICE_PARAMETERS = 5_000_000
-"""The same for an accelerator, which one small model does not fill."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The engine that `auto` chose, and why it is not `cohort`."""
-
-    name: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class EngineKind:
-    """What is known of an engine by its name alone, before one is built and after its run has ended."""
-
-    make: Callable[[Workload, int], Engine]
-    group: int = 1
-    """The largest number of clients that are trained as one batched program."""
-    bit_identical: bool = False
-    """Whether results equal those of `serial` to the bit."""
-    parallel: bool = False
-    """Whether the groups of a cohort are distributed over the workers."""
-    on_cluster: bool = False
-    """Whether it can run on a Ray cluster, with `engine.address` and `engine.gpus`."""
-    cluster_only: bool = False
-    """Whether it always runs on a Ray cluster."""
-    remote: bool = False
-    """Whether clients are on other machines. A spec cannot name such an engine."""
-
-    def processes(self, workers: int, cohort: int) -> int:
-        """Return how many processes train concurrently."""
-        return max(1, min(workers, ceil(cohort / self.group))) if self.parallel else 1
-
-
-def make_engine(name: str, workload: Workload, workers: int, cluster: Cluster | None = None) -> Engine:
-    """Build the engine `name` with so many workers; on a cluster, so many actors.
-
-    Raises:
-        KeelError: There is no such engine, or it cannot run this workload.
-    """
-    choice = choose(workload) if name == AUTO else Choice(name)
-    if name == Cohort.name:
-        _check_cohort(workload)
-    if workload.compile and choice.name != Cohort.name:
-        because = f", because {choice.reason}" if choice.reason else ""
-        raise KeelError(f"engine.compile requires engine.name = 'cohort' (got {choice.name!r}{because})")
-    if cluster is None:
-        engine = _make_named(choice.name, workload, workers)
-    else:
-        engine = _make_ray(choice.name, workload, workers, cluster)
-    engine.reason = choice.reason
-    return engine
-
-
-def _make_named(name: str, workload: Workload, workers: int) -> Engine:
-    kind = engine_kind(name)
-    if name in ENGINES:
-        return kind.make(workload, workers)
-    engine = make_user_engine(name, kind.make, workload, workers)
-    engine.name = name  # a resumed run finds it by this name
-    return engine
-
-
-def make_user_engine(name: str, factory: Callable[[Workload, int], Engine], workload: Workload, workers: int) -> Engine:
-    """Build the engine of a user's factory.
-
-    Raises:
-        KeelError: The factory fails, or does not return an engine.
-    """
-    if not callable(factory):
-        raise KeelError(f"engine must be a function of a workload and a number of workers (got {factory!r})")
-    engine: Engine = call_imported("engine.name", name, factory, workload, workers)
-    members = [member for member in (*Engine.__annotations__, *vars(Engine)) if not member.startswith("_")]
-    if missing := sorted({member for member in members if not hasattr(engine, member)} - {"name", "reason"}):
-        raise KeelError(
-            f"engine.name: {name!r} must return a keel.core.engine.Engine (got {type(engine).__name__} without "
-            f"{', '.join(missing)})"
-        )
-    return engine
-
-
-def _make_ray(name: str, workload: Workload, workers: int, cluster: Cluster) -> Engine:
-    if name not in ENGINES:
-        raise KeelError(f"engine.address requires engine.name = 'ray', 'cohort' or 'auto' (got {name!r})")
-    driver = replace(workload, device=CPU)  # the driver may lack the device that its actors have
-    engine = Cohort(driver) if name == Cohort.name else Serial(driver)
-    if workload.device != CPU:
-        engine.group = type(engine).group  # smaller groups are for the cores of a CPU
-    return Ray(engine, workload, workers, cluster)
-
-
-def choose(workload: Workload) -> Choice:
-    """Return the engine that suits the model, the algorithm and the device.
-
-    That is `cohort` if the model can be batched and batching is faster (see `batching.py`), otherwise `pool`, or
-    `serial` where processes cannot be forked.
-    """
-    reason = _not_batched(workload)
-    if reason is None:
-        return Choice(Cohort.name)
-    return Choice("pool" if FORKS and workload.device == CPU else "serial", reason)
-
-
-def _not_batched(workload: Workload) -> str | None:
-    """Return why clients are trained one at a time; None if they are batched."""
-    task, on_cpu = workload.task, workload.device == CPU
-    parameters, limit = _trainable(task.module), CPU_PARAMETERS if on_cpu else DEVICE_PARAMETERS
-    if parameters > limit:
-        return f"a model of {parameters:,} parameters is large enough to train one client at a time"
-    if on_cpu and work_per_step_operation(task, workload.local) > WORK_LIMIT:
-        return "the model's operations are large enough to train one client at a time"
-    if (error := model_error(task, workload.local)) is not None:
-        return error
-    if (error := _algorithm_error(workload)) is not None:
-        log.warning("%s; training one client at a time", error)
-    return error
-
-
-def _check_cohort(workload: Workload) -> None:
-    """Raise a KeelError if `cohort` would fail, or give other results than `serial`."""
-    if error := model_error(workload.task, workload.local):
-        raise KeelError(f"engine.name = 'cohort' cannot batch this model: {error}; use 'pool' or 'serial'")
-    if error := _algorithm_error(workload):
-        raise KeelError(f"engine.name = 'cohort' cannot batch this algorithm: {error}; use 'pool' or 'serial'")
-
-
-def _algorithm_error(workload: Workload) -> str | None:
-    """Return why the algorithm cannot run on stacked clients; None if it can."""
-    return stacking_error(workload.local.algorithm, _trainable(workload.task.module), workload.local.seed)
-
-
-def _trainable(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def _make_serial(workload: Workload, workers: int) -> Engine:
-    """Build `serial`. It is also what `ray` is without a cluster, for a run that is itself in a Ray worker."""
-    return Serial(workload)
-
-
-def _make_cohort(workload: Workload, workers: int) -> Engine:
-    engine = Cohort(workload)
-    return Pool(engine, workers) if FORKS and workers > 1 and workload.device == CPU else engine
-
-
-def _make_pool(workload: Workload, workers: int) -> Engine:
-    if workload.device != CPU:
-        raise KeelError(
-            f"engine.name = 'pool' requires engine.device = 'cpu' (got {str(workload.device)!r}); "
-            "use 'serial' or 'cohort'"
-        )
-    if not FORKS:
-        raise KeelError("engine.name = 'pool' requires Linux, where processes fork; use 'serial' or 'cohort'")
-    return Pool(Serial(workload), workers) if workers > 1 else Serial(workload)
-
-
-def _not_in_a_spec(workload: Workload, workers: int) -> Engine:
-    raise KeelError("engine.name = 'flower' cannot be set in a spec; start a federation with flwr run")
-
-
-ENGINES = {
-    "serial": EngineKind(_make_serial, bit_identical=Serial.bit_identical),
-    "cohort": EngineKind(_make_cohort, Cohort.group, Cohort.bit_identical, parallel=True, on_cluster=True),
-    "pool": EngineKind(_make_pool, bit_identical=Serial.bit_identical, parallel=True),
-    "ray": EngineKind(
-        _make_serial, bit_identical=Serial.bit_identical, parallel=True, on_cluster=True, cluster_only=True
-    ),
+_HOMES = {
+    "cores": "keel.core.devices",
+    "Dropped": "keel.core.engine",
+    "Engine": "keel.core.engine",
+    "RoundWork": "keel.core.engine",
+    "Workload": "keel.core.engine",
+    "Cluster": "keel.engines.ray_cluster",
+    "FORKS": "keel.engines.selection",
+    "Choice": "keel.engines.selection",
+    "choose": "keel.engines.selection",
+    "make_engine": "keel.engines.selection",
+    "make_user_engine": "keel.engines.selection",
 }
-"""The engines that a spec can name, besides "auto"."""
-FLOWER = "flower"
-RECORDED = {**ENGINES, FLOWER: EngineKind(_not_in_a_spec, remote=True)}
-"""The engines that the record of a run can name: those of a spec, and the federation of `keel.deploy`."""
-
-
-def engine_kind(name: str) -> EngineKind:
-    """Return what is known of an engine by its name: built in, an entry point or "module:factory".
-
-    Raises:
-        KeelError: There is no such engine.
-    """
-    if name in RECORDED:
-        return RECORDED[name]
-    factory: Any = registry.find("engine.name", name, {AUTO: None, **ENGINES}, GROUP)
-    if not callable(factory):
-        raise KeelError(f"engine.name: {name!r} must be a function (workload, workers) -> Engine (got {factory!r})")
-    attributes = {name: getattr(factory, name, None) for name in ("group", "bit_identical", "parallel")}
-    declared: dict[str, Any] = {name: value for name, value in attributes.items() if isinstance(value, int)}
-    return EngineKind(factory, **declared)
-
-
-def bit_identical(name: str) -> bool:
-    """Return whether the engine `name` gives the bits of `serial`; False for "auto", which is not chosen yet.
-
-    Raises:
-        KeelError: There is no such engine.
-    """
-    return name != AUTO and engine_kind(name).bit_identical
-
-
-def cluster_engine(name: str) -> str:
-    """Return the engine that gives the results of the engine `name` on a Ray cluster.
-
-    Raises:
-        KeelError: There is none.
-    """
-    kind = engine_kind(name)
-    if not (kind.on_cluster or kind.bit_identical):
-        raise KeelError(f"engine.address is not supported for a run of the engine {name!r}; leave the address out")
-    return name if kind.on_cluster else "ray"
-
 
 __all__ = [
+    "AUTO",
     "ENGINES",
+    "FORKS",
+    "RECORDED",
     "Choice",
     "Cluster",
     "Dropped",
@@ -263,3 +53,9 @@ __all__ = [
     "make_engine",
     "make_user_engine",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'keel.engines' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

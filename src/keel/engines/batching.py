@@ -21,11 +21,12 @@ from keel.core.client import LocalTraining
 from keel.core.devices import single_thread
 from keel.core.examples import Examples
 from keel.core.flat_model import FlatModel
+from keel.core.losses import batched_loss
 from keel.core.program import Program
-from keel.core.randomness import keyed_torch_rng
 from keel.core.replay import LocalGradient, python_state, work_per_operation
-from keel.core.task import Task, batched_loss
+from keel.core.task import Task
 from keel.core.torch_adapter import has_hooks
+from keel.core.torch_randomness import keyed_torch_rng
 
 WORK_LIMIT = 24_000
 """The largest work per operation for which batching pays on a CPU. For perceptrons, convolutional networks and
@@ -43,6 +44,8 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
         return f"training changes the buffer {task.moving[0]}"
     if has_hooks(task.module):
         return "the model has hooks"
+    if task.data.train.variable:
+        return "the length of the inputs differs from minibatch to minibatch"
     try:
         with single_thread(), keyed_torch_rng(local.seed, "batching"):
             return _compare(task, local)

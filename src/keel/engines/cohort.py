@@ -16,14 +16,15 @@ from torch import Tensor
 from keel.algorithms.base import ClientState, Context, Message, Path
 from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
-from keel.core.task import batched_loss
+from keel.core.losses import batched_loss
 from keel.engines.batching import SMALL_WORK, work_per_step_operation
+from keel.engines.kinds import ENGINES
 from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
 
 Minibatches = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and each example's share in its client's mean; one row per client."""
 
-GROUP = 32
+GROUP = ENGINES["cohort"].group
 """The largest number of clients in one program, whatever the number of workers."""
 SMALL_GROUP = 8
 """The same for models whose operations do more work, so that more cores share a cohort."""

@@ -1,4 +1,4 @@
-"""The engine `pool`: one worker process per core, one thread each, with messages in shared memory.
+"""The engine `pool`: one worker process per core (or per GPU), one thread each, with messages in shared memory.
 
 Each worker runs `serial` for one client at a time, or `cohort` for one group at a time. Results come in the order of
 the cohort, so they have the bits of `serial` or `cohort` whatever the number of workers. Workers are forked: they read
@@ -9,9 +9,10 @@ import multiprocessing
 import signal
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import ceil
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,7 +25,7 @@ from torch import Tensor
 from keel.algorithms.base import ClientState, Message, Path
 from keel.core.client import ClientResult
 from keel.core.devices import cores
-from keel.core.engine import EngineDefaults, RoundSize, RoundWork
+from keel.core.engine import CPU, EngineDefaults, RoundSize, RoundWork, Workload
 from keel.engines import dispatch
 from keel.engines.allocator import tune
 from keel.engines.cohort import Cohort
@@ -53,11 +54,37 @@ class PoolWorker:
         return len(self.items)
 
 
-class Pool(EngineDefaults):
-    """Distributes the groups of a cohort over worker processes, each of which runs `engine`."""
+EngineMaker = Callable[[], Serial | Cohort]
 
-    def __init__(self, engine: Serial | Cohort, workers: int):
+
+def on_devices(make: type[Serial] | type[Cohort], workload: Workload, workers: int) -> "Pool":
+    """Return a pool with one worker on each of the workload's devices, at most `workers`.
+
+    This process trains nothing and touches no device: CUDA does not survive a fork.
+    """
+    devices = workload.devices[:workers]
+    driver = make(workload.on(CPU))
+    driver.group = make.group  # smaller groups are for the cores of a CPU
+    return Pool(driver, len(devices), [partial(_make_on, make, workload.on(device)) for device in devices])
+
+
+def _make_on(make: type[Serial] | type[Cohort], workload: Workload) -> Serial | Cohort:
+    """Make the engine of a worker on its device, which becomes the process's current one."""
+    if workload.device.type != "cpu":
+        torch.get_device_module(workload.device).set_device(workload.device)
+    return make(workload)
+
+
+class Pool(EngineDefaults):
+    """Distributes the groups of a cohort over worker processes, each of which runs `engine`.
+
+    Args:
+        makers: One function per worker that makes its engine after the fork; by default all run `engine`.
+    """
+
+    def __init__(self, engine: Serial | Cohort, workers: int, makers: Sequence[EngineMaker] = ()):
         self.engine, self.count, self.evaluator = engine, workers, engine.evaluator
+        self.makers = makers
         self.name = "pool" if isinstance(engine, Serial) else engine.name
         self.group, self.bit_identical = engine.group, engine.bit_identical
         self.weights, self.buffers = engine.model.weights.clone(), engine.model.buffers()
@@ -92,11 +119,11 @@ class Pool(EngineDefaults):
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         shared = self.shared
-        if shared is None:
+        if shared is None or self.evaluator.task.data.test.variable:  # the size of a chunk's result is not known
             yield from self.engine.measure(theta, buffers)
             return
         shared.set_model(theta, buffers)
-        parts = range(len(self.evaluator.parts))
+        parts = range(self.evaluator.parts)
         for part, _ in zip(parts, self._run(shared, MEASURE, parts), strict=True):
             yield shared.measured[part]
 
@@ -111,7 +138,7 @@ class Pool(EngineDefaults):
 
     def _is_small(self, work: RoundWork) -> bool:
         """Return whether the cohort is a single group of small models, which the parent trains faster itself."""
-        return 1 < self.group >= len(work.cohort)
+        return not self.makers and 1 < self.group >= len(work.cohort)
 
     def _share(self, work: RoundWork, training: bool) -> Shared:
         """Write the round's broadcast where the workers see it."""
@@ -134,13 +161,14 @@ class Pool(EngineDefaults):
             gradient=self.weights if self.engine.local.algorithm.probes else empty,
             weights=self.weights,
             buffers=empty if self.buffers is None else self.buffers,
-            measured=(len(self.evaluator.parts), self.evaluator.width),
+            measured=(self.evaluator.parts, self.evaluator.width),
         )
         fork = multiprocessing.get_context("fork")
         pipes = [fork.Pipe() for _ in range(count)]
         ends = [end for pair in pipes for end in pair]
-        for ours, theirs in pipes:
-            process = fork.Process(target=_work, args=(theirs, ends, self.engine, shared), daemon=True)
+        makers = self.makers or [lambda: self.engine] * count
+        for (ours, theirs), make in zip(pipes, makers, strict=False):
+            process = fork.Process(target=_work, args=(theirs, ends, make, shared), daemon=True)
             with warnings.catch_warnings():  # Python 3.12 warns of threads that a fork leaves behind; ours need none
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
@@ -218,7 +246,7 @@ def _raise_if_failed(reply: bytes) -> None:
     raise KeelError(reason) if kind == KeelError.__name__ else RuntimeError(f"in a worker process:\n{reason}")
 
 
-def _work(connection: Connection, ends: Iterable[Connection], engine: Serial | Cohort, shared: Shared) -> None:
+def _work(connection: Connection, ends: Iterable[Connection], make: EngineMaker, shared: Shared) -> None:
     """Serve requests until the parent is gone: the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,17 +255,19 @@ def _work(connection: Connection, ends: Iterable[Connection], engine: Serial | C
             end.close()
     torch.set_num_threads(1)
     tune()
+    make = cache(make)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
             request = connection.recv_bytes()
-            connection.send_bytes(_reply_to(request, engine, shared))
+            connection.send_bytes(_reply_to(request, make, shared))
 
 
-def _reply_to(request: bytes, engine: Serial | Cohort, shared: Shared) -> bytes:
+def _reply_to(request: bytes, make: EngineMaker, shared: Shared) -> bytes:
     operation, index = REQUEST.unpack_from(request)
     items = np.frombuffer(request, np.int64, offset=REQUEST.size)
     slot = shared.slots[index]
     try:
+        engine = make()  # here, so that the parent gets its error
         if operation == MEASURE:
             engine.evaluator.load_weights(shared.theta, shared.buffers if shared.buffers.numel() else None)
             shared.measured[items[0]] = engine.evaluator.measure(items[0])

@@ -99,7 +99,7 @@ class Ray(EngineDefaults):
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         with self.cluster.one_line_errors():
             reference = [self.cluster.ray.put((to_array(theta), to_array_or_none(buffers)))]
-            for measured in self._run("measure", [(reference, part) for part in range(len(self.evaluator.parts))]):
+            for measured in self._run("measure", [(reference, part) for part in range(self.evaluator.parts)]):
                 yield torch.tensor(measured)
 
     def close(self) -> None:

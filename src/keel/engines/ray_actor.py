@@ -55,6 +55,10 @@ class PackedWorkload:
     def pack(cls, workload: Workload, by_file: bool) -> "PackedWorkload":
         task, data = workload.task, workload.task.data
         tensors = (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)
+        if not all(
+            isinstance(tensor, Tensor) for tensor in tensors
+        ):  # several arrays, or items read when they are used
+            return cls(workload, (), versions())
         placeholder = replace(data, train=data.train[np.arange(1)], test=data.test[np.arange(1)])
         examples = tuple(_file_or_array(tensor.numpy(), by_file) for tensor in tensors)
         return cls(replace(workload, task=replace(task, data=placeholder)), examples, versions())
@@ -65,6 +69,8 @@ class PackedWorkload:
         Raises:
             FileNotFoundError: This node cannot open a file of the examples.
         """
+        if not self.examples:
+            return self.workload
         arrays = [array.open() if isinstance(array, FileArray) else array for array in self.examples]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the memory is read-only, and nothing writes to it

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path, Report
-from keel.core.randomness import keyed_torch_rng
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.engines.cohort import client_row, stack_states
 
 RTOL = 1e-4

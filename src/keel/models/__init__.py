@@ -3,35 +3,33 @@
 A model of Keel is a function of the shape of an input, the number of classes and keyword-only settings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from keel import registry
 from keel.errors import KeelError
-from keel.models.lenet import lenet
-from keel.models.recurrent import char_lstm, word_lstm
-from keel.models.resnet import resnet20
-from keel.models.small import linear, mlp
-from keel.models.vision import mobilenet_v2, vit_b16
 from keel.settings import call, call_imported, takes_shape_and_classes
 
+if TYPE_CHECKING:
+    from torch import nn
+
 ENTRY_POINTS = "keel.models"
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "lenet": lenet,
-    "resnet20": resnet20,
-    "char_lstm": char_lstm,
-    "word_lstm": word_lstm,
-    "mobilenet_v2": mobilenet_v2,
-    "vit_b16": vit_b16,
-}
+MODELS: Mapping[str, Callable[..., "nn.Module"]] = registry.Lazy(
+    {
+        "linear": "keel.models.small:linear",
+        "mlp": "keel.models.small:mlp",
+        "lenet": "keel.models.lenet:lenet",
+        "resnet20": "keel.models.resnet:resnet20",
+        "char_lstm": "keel.models.recurrent:char_lstm",
+        "word_lstm": "keel.models.recurrent:word_lstm",
+        "mobilenet_v2": "keel.models.vision:mobilenet_v2",
+        "vit_b16": "keel.models.vision:vit_b16",
+    }
+)
 
 
-def find(name: str) -> Callable[..., nn.Module]:
+def find(name: str) -> Callable[..., "nn.Module"]:
     """Return the function or class that makes the model of this name.
 
     Args:
@@ -41,6 +39,8 @@ def find(name: str) -> Callable[..., nn.Module]:
     Raises:
         KeelError: There is no such model, it cannot be imported, or it is neither a class nor a function.
     """
+    from torch import nn
+
     found = registry.find("model.name", name, MODELS, ENTRY_POINTS)
     if isinstance(found, nn.Module):
         raise KeelError(f"model.name: {name!r} must be a class or a function that makes a module (got a module)")
@@ -55,12 +55,14 @@ def find(name: str) -> Callable[..., nn.Module]:
     return found
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, settings: dict[str, Any]) -> nn.Module:
+def build(name: str, input_shape: tuple[int, ...], classes: int, settings: dict[str, Any]) -> "nn.Module":
     """Make a model from its name and settings.
 
     A user's model is called with the shape and the number of classes if its first two parameters are `input_shape` and
     `classes`, otherwise with its settings only.
     """
+    from torch import nn
+
     if not registry.known(name, MODELS, ENTRY_POINTS):
         raise KeelError(f"model.name = {name!r} requires a model passed in Python: keel.run(..., model=...)")
     factory = find(name)

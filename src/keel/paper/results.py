@@ -166,7 +166,7 @@ def _split_settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
 def _curve(method: Method) -> Row:
     """Return the accuracy over rounds, thinned evenly: mean, minimum and maximum over the seeds."""
     columns = np.unique(np.searchsorted(method.rounds, np.linspace(method.rounds[0], method.rounds[-1], CURVE_POINTS)))
-    return {"rounds": method.rounds[columns].tolist(), **_bands(method.accuracy[:, columns])}
+    return {"rounds": method.rounds[columns].tolist(), **_bands(method.values[:, columns])}
 
 
 def _deviation(folders: list[RunFolder]) -> Row:

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from keel.paper.cost import TargetCost, target_costs
 from keel.paper.recipes import printed_title
 from keel.paper.results import Result, Row
-from keel.report.tables import Places, Sheet, change
-from keel.report.tables import accuracy as format_accuracy
+from keel.report.tables import Places, Sheet, change, final_text
 from keel.units import duration, size
 
 PRINTED_COSTS = ("paper: bytes", "paper: time")
@@ -137,7 +136,7 @@ def _measured(row: Row | None) -> str:
     if not row["runs"]:
         return "not run"
     incomplete = f" ({row['runs']} of {row['wanted']} seeds)" if row["runs"] < row["wanted"] else ""
-    return format_accuracy(row) + incomplete
+    return final_text(row) + incomplete
 
 
 def _printed(row: Row | None) -> str:

@@ -65,13 +65,22 @@ class Quantity:
 
 ROUNDS = Quantity("rounds", ",d", step=1)
 BYTES = Quantity("bytes sent, up and down", ".3~s", "format(datum.value, '~s') + 'B'")
-ACCURACY = Quantity("test accuracy", ".1%", "format(datum.value, '.1~%')", step=0.001)
-FINAL = Quantity("final accuracy", ".1%", "format(datum.value, '.1~%')", step=0.001)
 LOSS = Quantity("test loss", ".3~g")
 DRIFT = Quantity("mean distance from the server model", ".3~g")
 ANGLE = Quantity("angle (degrees)", ".3~g")
 ABOVE_LEAST = Quantity("loss above its minimum", ".0e")
 DEVIATION = Quantity("relative deviation", ".3~g")
+
+
+def metric(title: str, is_fraction: bool) -> Quantity:
+    """Return a metric as a quantity; fractions are in percent."""
+    if is_fraction:
+        return Quantity(title, ".1%", "format(datum.value, '.1~%')", step=0.001)
+    return Quantity(title, ".4~g")
+
+
+ACCURACY = metric("test accuracy", is_fraction=True)
+FINAL = metric("final accuracy", is_fraction=True)
 
 
 def time(unit: str) -> Quantity:
@@ -97,22 +106,51 @@ def lines(
     line = rows.mark_line(strokeWidth=2, point=points).encode(y="mean:Q", strokeDash=_dash(labels))
     layers: list[Any] = [band, line]
     if live:
-        near = alt.selection_point(
-            "near", on="pointerover", clear="pointerout", nearest=True, fields=["method", "x"], empty=False
-        )
-        values = [x.tooltip("x"), y.tooltip("mean"), y.tooltip("low", "lowest seed"), y.tooltip("high", "highest seed")]
-        point = rows.mark_point(filled=True, size=70).encode(
-            y="mean:Q",
-            opacity=alt.condition(near, alt.value(1), alt.value(0)),
-            tooltip=[alt.Tooltip("method:N"), *values],
-        )
-        layers.append(point.add_params(near))
-    x_axis = alt.X("x:Q", title=x.title, axis=x.axis, scale=alt.Scale(zero=False, nice=False))
-    layers = [layer.encode(x=x_axis, color=_colour(labels)) for layer in layers]
+        spread = [y.tooltip("low", "lowest seed"), y.tooltip("high", "highest seed")]
+        layers.append(_nearest(rows, [x.tooltip("x"), y.tooltip("mean"), *spread]))
+    layers = [layer.encode(x=_x_axis(x), color=_colour(labels)) for layer in layers]
     if target:
         rule = alt.Chart(alt.NamedData(name=TARGETS)).mark_rule(strokeDash=[4, 4], color="#888888")
         layers.append(rule.encode(y="target:Q"))
     return alt.LayerChart(layer=layers).properties(width="container", height=340)
+
+
+def deciles(labels: list[str], x: Quantity, y: Quantity, live: bool = False) -> alt.LayerChart:
+    """Draw the `mean` of each method over clients as a line over `x`, and `low`, its worst decile, as a thin line.
+
+    Args:
+        labels: The methods.
+        x: The quantity on the horizontal axis.
+        y: The quantity on the vertical axis.
+        live: Show the values nearest to the pointer.
+    """
+    rows = alt.Chart(alt.NamedData(name=ROWS))
+    y_axis = alt.Y(title=y.title, axis=y.axis, scale=alt.Scale(zero=False))
+    mean = rows.mark_line(strokeWidth=2.5).encode(y=y_axis.field("mean").type("quantitative"), strokeDash=_dash(labels))
+    worst = rows.mark_line(strokeWidth=1, opacity=0.8).encode(y="low:Q", strokeDash=_dash(labels))
+    layers: list[Any] = [mean, worst]
+    if live:
+        spread = [y.tooltip("low", "worst decile"), y.tooltip("high", "best decile")]
+        layers.append(_nearest(rows, [x.tooltip("x"), y.tooltip("mean", "mean"), *spread]))
+    layers = [layer.encode(x=_x_axis(x), color=_colour(labels)) for layer in layers]
+    return alt.LayerChart(layer=layers).properties(width="container", height=340)
+
+
+def _x_axis(x: Quantity) -> alt.X:
+    return alt.X("x:Q", title=x.title, axis=x.axis, scale=alt.Scale(zero=False, nice=False))
+
+
+def _nearest(rows: alt.Chart, values: list[alt.Tooltip]) -> alt.Chart:
+    """Mark the point nearest to the pointer, with a tooltip of these values."""
+    near = alt.selection_point(
+        "near", on="pointerover", clear="pointerout", nearest=True, fields=["method", "x"], empty=False
+    )
+    point = rows.mark_point(filled=True, size=70).encode(
+        y="mean:Q",
+        opacity=alt.condition(near, alt.value(1), alt.value(0)),
+        tooltip=[alt.Tooltip("method:N"), *values],
+    )
+    return point.add_params(near)
 
 
 def falling(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
@@ -138,7 +176,7 @@ def by_value(labels: list[str], values: list[str], title: str, y: Quantity) -> a
 
 
 def cost_and_quality(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
-    """Draw a point for each method: what it spent until the target, `x`, and its final accuracy, `low` to `high`."""
+    """Draw a point for each method: what it spent until the target, `x`, and its final value, `low` to `high`."""
     rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
         x=alt.X("x:Q", title=f"{x.title} until the target", axis=x.axis, scale=alt.Scale(zero=False, padding=72))
     )

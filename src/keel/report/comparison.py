@@ -1,5 +1,6 @@
 """A comparison of methods: settings, targets, and the rows of the results table."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.config.network import Network
 from keel.config.overrides import flatten
+from keel.core.records import COMPLETE, PrimaryMetric
 from keel.errors import KeelError, unknown_name
 from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
 from keel.report.method import Method, Table
@@ -46,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods with their targets: the final accuracy of the baseline in the same setting, or one number for all.
+    """Methods with their targets: the final value of the baseline in the same setting, or one number for all.
 
     In a notebook it is shown as curves and a table.
     """
@@ -69,13 +71,18 @@ class Comparison:
         return any(len(method.rounds) for method in self.methods)
 
     def baseline_of(self, method: Method) -> Method | None:
-        """Return the most accurate run of the baseline in the setting of `method`, or None."""
+        """Return the best run of the baseline in the setting of `method`, or None."""
         candidates = [m for m in self.methods if self.baseline in m.names and m.comparable(method)]
-        return max(candidates, key=lambda m: m.accuracy_mean or 0.0, default=None)
+        return max(candidates, key=lambda m: m.score, default=None)
+
+    @property
+    def metrics(self) -> list[PrimaryMetric]:
+        """The primary metrics of the methods, each once."""
+        return list(dict.fromkeys(method.primary for method in self.methods))
 
     @property
     def window(self) -> int:
-        """Rounds over which accuracy is averaged before it is compared with a target: the longest of all methods."""
+        """Rounds over which metrics are averaged before they are compared with a target: the most of all methods."""
         return max(method.window for method in self.methods)
 
     @cached_property
@@ -108,7 +115,7 @@ class Comparison:
     @cached_property
     def varied(self) -> list[str]:
         """The fields that distinguish settings, or methods of the same algorithm."""
-        tables = [setting.fields for setting in self.settings]
+        tables = [{k: v for k, v in setting.fields.items() if k != "metric"} for setting in self.settings]
         tables += distinguishing_fields([method.folders[0] for method in self.methods])
         return list(dict.fromkeys(key for table in tables for key in table))
 
@@ -118,7 +125,7 @@ class Comparison:
         if self.target is not None:
             return [self.target] * len(self.methods)
         baselines = [self.baseline_of(method) for method in self.methods]
-        return [baseline.accuracy_mean if baseline else None for baseline in baselines]
+        return [baseline.value_mean if baseline else None for baseline in baselines]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the results table, one row per method: what `keel compare --json` prints."""
@@ -154,11 +161,11 @@ class Comparison:
         return tables.latex_text(self, interval)
 
     def ranks(self) -> list[int | None]:
-        """Return the rank of each method by accuracy in its setting, from 1; None for one that did not finish."""
+        """Return the rank of each method in its setting, from 1; None for one that did not finish."""
         return [
             None
-            if method.accuracy_mean is None
-            else 1 + sum((m.accuracy_mean or 0) > method.accuracy_mean for m in self.methods if m.comparable(method))
+            if method.value_mean is None
+            else 1 + sum(m.score > method.score for m in self.methods if m.comparable(method))
             for method in self.methods
         ]
 
@@ -169,7 +176,7 @@ class Comparison:
         return comparison_html(self)
 
     def _row(self, method: Method, target: float | None, differing: Table) -> dict[str, Any]:
-        baseline = self.baseline_of(method)
+        baseline, metric = self.baseline_of(method), method.primary.name
         spent = method.reaches(target) if target is not None else None
         reference = baseline.reaches(target) if baseline and target is not None else None
         row = {
@@ -179,10 +186,12 @@ class Comparison:
             "differing": differing,
             "seeds": len(method.seeds),
             "status": method.status,
-            "accuracy_mean": method.accuracy_mean,
-            "accuracy_std": method.accuracy_std,
-            "accuracy_interval": method.accuracy_interval,
-            "accuracy_seeds": method.final,
+            "metric": metric,
+            "maximize": method.primary.maximize,
+            f"{metric}_mean": method.value_mean,
+            f"{metric}_std": method.value_std,
+            f"{metric}_interval": method.value_interval,
+            f"{metric}_seeds": method.final,
             "target": target,
             "rounds_to_target": spent.rounds if spent else None,
             "rounds_to_target_seeds": method.reaches_by_seed(target) if target is not None else None,
@@ -191,8 +200,13 @@ class Comparison:
             "rounds_saved": saving(spent.rounds, reference.rounds) if spent and reference else None,
             "bytes_saved": saving(spent.bytes, reference.bytes) if spent and reference else None,
         }
-        ended = method.status in ("finished", "diverged") and method.total.rounds
-        if baseline is not None and target is not None and baseline.status == "finished" and ended:
+        for name, series in method.other.items():
+            row |= {f"{name}_mean": series.mean, f"{name}_std": series.std}
+        for name in ("mean", "std", "worst_decile", "best_decile"):
+            if name in method.clients:
+                row[f"clients_{name}"] = method.clients[name].mean
+        ended = method.status in (*COMPLETE, "diverged") and method.total.rounds
+        if baseline is not None and target is not None and baseline.status in COMPLETE and ended:
             row["cost"] = asdict(cost(spent, method.budget, reference or baseline.budget))
         return row
 
@@ -226,8 +240,24 @@ def compare(
     """
     comparison = Comparison(load_methods(folders, network), baseline or "fedavg", target)
     if require_evaluation and not comparison.evaluated:
-        raise KeelError(f"run {str(folders[0].path)!r} has no accuracy yet; report on runs with an evaluation")
+        metric = comparison.methods[0].primary.label
+        raise KeelError(f"run {str(folders[0].path)!r} has no {metric} yet; report on runs with an evaluation")
     names = {name for method in comparison.methods for name in method.names}
     if baseline is not None and baseline not in names:
         raise unknown_name("--target", baseline, names)
+    if target is not None:
+        check_target(target, comparison.metrics)
     return comparison
+
+
+def check_target(target: float, metrics: Collection[PrimaryMetric]) -> None:
+    """Raise a KeelError unless the number is a target for runs with these primary metrics."""
+    if len(metrics) > 1:
+        names = ", ".join(sorted(metric.label for metric in metrics))
+        raise KeelError(f"--target must name an algorithm for runs with different metrics ({names}; got {target:g})")
+    for metric in metrics:
+        if metric.is_fraction and not 0 < target <= 1:
+            raise KeelError(
+                f"--target must be above 0 and at most 1 for {metric.label}, as in 0.8, or an algorithm "
+                f"(got {target:g})"
+            )

@@ -4,22 +4,28 @@ from collections.abc import Iterable
 from typing import Any
 
 from keel.report.comparison import Comparison, Setting
-from keel.units import percent
 
 
 def explanation(comparison: Comparison, interval: bool = False) -> str:
     """Explain the columns of the results table."""
     spread = "95 % confidence interval" if interval else "standard deviation"
-    text = f"Accuracy: average over the last rounds of each seed, then mean ± {spread} over seeds."
+    names = " and ".join(metric.label for metric in comparison.metrics)
+    text = (
+        f"{names[:1].upper()}{names[1:]}: average over the last rounds of each seed, then mean ± {spread} over seeds."
+    )
+    if any(method.clients for method in comparison.methods):
+        text += " Over clients: the same average, mean over seeds."
+    if any(method.other for method in comparison.methods):
+        text += " Other metrics: the same average, mean ± standard deviation over seeds."
     targets = {target for target in comparison.targets if target is not None}
     if not targets:
         return text
     baseline = next((m.label for m in comparison.methods if comparison.baseline in m.names), None)
-    goal = percent(min(targets)) if len(targets) == 1 else "the target"
+    goal = comparison.metrics[0].text(min(targets)) if len(targets) == 1 else "the target"
     if comparison.target is None:
         source = baseline if len(targets) == 1 else comparison.baseline
-        goal += f", the final accuracy of {source}" + (" in the same setting" if len(targets) > 1 else "")
-    text += f" Rounds and bytes: until accuracy, averaged over {comparison.window} rounds, first reaches {goal}."
+        goal += f", the final {names} of {source}" + (" in the same setting" if len(targets) > 1 else "")
+    text += f" Rounds and bytes: until {names}, averaged over {comparison.window} rounds, first reaches {goal}."
     if baseline is not None:
         text += f" Δ: reduction (↓) or increase (↑) relative to {baseline}."
     return text

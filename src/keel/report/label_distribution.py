@@ -1,6 +1,7 @@
 """The label distribution of the clients, as sentences and as a chart of block characters."""
 
 from math import ceil
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,17 @@ def heterogeneity(statistics: dict[str, Any]) -> str:
     )
 
 
+def picture_labels(picture: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the labels of the clients and of the classes of a picture: their names if they have any, or numbers."""
+    clients, classes = picture.get("client_names", picture["clients"]), picture.get("class_names", picture["classes"])
+    return [str(client) for client in clients], [str(label) for label in classes]
+
+
 def label_chart(statistics: dict[str, Any], width: int, max_clients: int = 20) -> str:
     """Draw clients by classes in blocks: the darker, the larger the share of the class in the client's examples."""
     drawn = statistics["picture"]
-    classes, counts = drawn["classes"], drawn["counts"]
+    clients_drawn, classes = picture_labels(drawn)
+    counts = drawn["counts"]
     block = max(1, min(3, (width - MARGIN) // len(classes)))
     groups = np.array_split(np.arange(len(classes)), min(len(classes), width - MARGIN))
     clients = np.linspace(0, len(counts) - 1, min(max_clients, len(counts))).astype(int)
@@ -38,8 +46,12 @@ def label_chart(statistics: dict[str, Any], width: int, max_clients: int = 20) -
     shares = np.array([[np.array(counts[i])[group].sum() / totals[i] for group in groups] for i in clients])
     largest = shares.max()
     lines = [
-        f"{drawn['clients'][i]:>10}  " + "".join(SHADES[ceil(4 * share / largest)] * block for share in row)
+        f"{clients_drawn[i][:10]:>10}  " + "".join(SHADES[ceil(4 * share / largest)] * block for share in row)
         for i, row in zip(clients, shares, strict=True)
     ]
     title = f"{'client':>10}  classes {classes[0]} to {classes[-1]}; █ is {percent(largest)} of a client's examples"
-    return "\n".join([title, *lines, f"{'':{MARGIN}}{len(clients)} of {statistics['clients']:,} clients"])
+    end = [f"{'':{MARGIN}}{len(clients)} of {statistics['clients']:,} clients"]
+    if classes != [str(label) for label in drawn["classes"]]:
+        named = (f"{label} {name}" for label, name in zip(drawn["classes"], classes, strict=True))
+        end.append(shorten(f"classes: {', '.join(named)}", width, placeholder=" ..."))
+    return "\n".join([title, *lines, *end])

@@ -13,9 +13,10 @@ import numpy as np
 from keel.config.network import Network
 from keel.config.overrides import flatten
 from keel.config.schema import CUSTOM, NOT_COMPUTED, engine_identity
-from keel.core.records import Record
+from keel.core.records import PrimaryMetric, Record, final_value, primary_metric
 from keel.engines import RECORDED
 from keel.report.method import Method, Table
+from keel.report.recorded import client_series, other_series
 from keel.report.target import Spent
 from keel.runs.folder import RunFolder
 
@@ -31,7 +32,7 @@ def load_methods(folders: list[RunFolder], network: Network | None = None) -> li
         network = Network(**common)
     groups: dict[str, dict[int, RunFolder]] = {}
     for folder in sorted(folders, key=lambda folder: not folder.ended):
-        key = repr((folder.title, shared_fields(folder), _task(folder)))
+        key = repr((folder.title, shared_fields(folder), _task(folder), primary_metric(folder.environment)))
         # of two runs of the same seed one counts, a finished one if there is one
         groups.setdefault(key, {}).setdefault(folder.table["seed"], folder)
     members = [list(group.values()) for group in groups.values()]
@@ -40,8 +41,9 @@ def load_methods(folders: list[RunFolder], network: Network | None = None) -> li
 
 
 def _load_method(label: str, group: list[RunFolder], network: Network | None) -> Method:
+    primary = primary_metric(group[0].environment)
     histories = [folder.records() for folder in group]
-    evaluations = [{r["round"]: r for r in history if "accuracy" in r} for history in histories]
+    evaluations = [_evaluations(history, primary) for history in histories]
     seeds = [folder.table["seed"] for folder in group]
     begun = [evaluation for evaluation in evaluations if evaluation]
     rounds = sorted(set.intersection(*map(set, begun))) if begun else []
@@ -53,31 +55,52 @@ def _load_method(label: str, group: list[RunFolder], network: Network | None) ->
     ]
     columns = np.array(rounds, dtype=np.int64) - 1
     summaries = [folder.summary for folder in group]
-    finals = [s["accuracy"] for s in summaries if s is not None and s["accuracy"] is not None]
+    finals = [value for s in summaries if s is not None and (value := final_value(s)) is not None]
+    status = _status({"unfinished" if s is None else s["status"] for s in summaries})
+    last = _first_of_last(group[0].table) if status == "finished" else None
     total, budget = _totals(group[0].table["rounds"], histories, traffic, clocks)
     return Method(
         label=label,
         table=group[0].table,
         shared=shared_fields(group[0]),
+        primary=primary,
         task=_task(group[0]),
         seeds=seeds,
         evaluated=[seed for seed, evaluation in zip(seeds, evaluations, strict=True) if evaluation],
         rounds=np.array(rounds, dtype=np.int64),
-        accuracy=np.array([[evaluation[t]["accuracy"] for t in rounds] for evaluation in begun]),
-        loss=np.array([[evaluation[t].get("test_loss", np.nan) for t in rounds] for evaluation in begun]),
+        values=np.array([[evaluation[t][0] for t in rounds] for evaluation in begun]),
+        loss=np.array([[evaluation[t][1] for t in rounds] for evaluation in begun]),
         bytes=_mean_at(columns, traffic),
         seconds=_mean_at(columns, clocks),
         total=total,
         budget=budget,
         final=None if len(finals) < len(group) else finals,
-        status=_status({"unfinished" if s is None else s["status"] for s in summaries}),
+        other=other_series(histories, primary.name, last),
+        clients=client_series(histories, last),
+        status=status,
         folders=group,
     )
 
 
+def _evaluations(history: list[Record], primary: PrimaryMetric) -> dict[int, tuple[float, float]]:
+    """Return the primary metric and the test loss of the rounds that were evaluated."""
+    records = ((r["round"], r.get(primary.name), r.get("test_loss")) for r in history)
+    return {
+        t: (float(value), np.nan if loss is None else loss)
+        for t, value, loss in records
+        if isinstance(value, int | float)
+    }
+
+
+def _first_of_last(table: Table) -> int:
+    """Return the first of the rounds over which final values are averaged."""
+    return table["rounds"] - table["evaluation"]["last"] + 1
+
+
 def _status(states: set[str]) -> str:
     """Return the status of a method: the worst of its runs'."""
-    return next((status for status in ("diverged", "interrupted", "unfinished") if status in states), "finished")
+    worst_first = ("diverged", "interrupted", "unfinished", "stopped")
+    return next((status for status in worst_first if status in states), "finished")
 
 
 def _totals(

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
+from keel.core.records import PrimaryMetric
+from keel.report.recorded import Series
 from keel.report.target import WINDOW, Spent, first_reached, smoothed
 from keel.runs.folder import RunFolder
 
@@ -27,6 +29,7 @@ class Method:
     table: Table
     shared: Table
     """The fields that its runs share, see `keel.report.loading.shared_fields`."""
+    primary: PrimaryMetric
     task: tuple[Any, ...]
     """Fingerprint of the data, the model and the loss: specs may be equal where these were passed in Python."""
     seeds: list[int]
@@ -34,8 +37,8 @@ class Method:
     """Seeds with at least one evaluation; a run that has just begun, or diverged early, has none."""
     rounds: np.ndarray
     """Rounds in which every run in `evaluated` was evaluated."""
-    accuracy: np.ndarray
-    """One row per seed in `evaluated`, one column per round in `rounds`."""
+    values: np.ndarray
+    """The primary metric: one row per seed in `evaluated`, one column per round in `rounds`."""
     loss: np.ndarray
     """Test loss, in the same shape."""
     bytes: np.ndarray
@@ -47,7 +50,11 @@ class Method:
     budget: Spent
     """Total over the rounds of the spec: mean over seeds. Runs that stopped early are extrapolated."""
     final: list[float] | None
-    """Final accuracy of each seed, averaged over the last rounds; None if a run did not finish."""
+    """Final value of the primary metric of each seed, averaged over the last rounds; None if a run did not finish."""
+    other: dict[str, Series]
+    """Other metrics and numbers that observers added to the records, by their keys."""
+    clients: dict[str, Series]
+    """Statistics of the primary metric over clients, where they were recorded."""
     status: str
     folders: list[RunFolder]
     """Run folders, in the order of `seeds`."""
@@ -63,71 +70,86 @@ class Method:
 
     @property
     def setting(self) -> Table:
-        """The fields that two methods must share to be comparable: all but the algorithm and its learning rates."""
+        """What two methods must share to be comparable: all but the algorithm and its learning rates."""
         local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}
         common = ("rounds", "data", "model", "participation", "evaluation")
-        return {**{k: self.shared[k] for k in common}, "local": local, "task": self.task}
+        return {
+            **{k: self.shared[k] for k in common},
+            "stop": self.shared.get("stop", {}),
+            "local": local,
+            "task": self.task,
+            "metric": self.primary.name,
+        }
 
     def comparable(self, other: "Method") -> bool:
         return self.setting == other.setting
 
     @property
     def window(self) -> int:
-        """Rounds over which accuracy is averaged before it is compared with a target."""
+        """Rounds over which the primary metric is averaged before it is compared with a target."""
         return min(WINDOW, self.table["evaluation"]["last"])
 
     @property
-    def accuracy_mean(self) -> float | None:
+    def value_mean(self) -> float | None:
         return fmean(self.final) if self.final else None
 
     @property
-    def accuracy_std(self) -> float | None:
+    def score(self) -> float:
+        """The final value, larger the better; -inf if there is none."""
+        return -inf if self.value_mean is None else self._sign * self.value_mean
+
+    @property
+    def value_std(self) -> float | None:
         """Sample standard deviation over seeds; None for a single seed."""
         return stdev(self.final) if self.final and len(self.final) > 1 else None
 
     @property
-    def accuracy_interval(self) -> float | None:
+    def value_interval(self) -> float | None:
         """Half the width of the 95 % confidence interval of the mean over seeds, by Student's t."""
-        if self.final is None or self.accuracy_std is None:
+        if self.final is None or self.value_std is None:
             return None
         freedom = len(self.final) - 1
-        return STUDENT[min(freedom, len(STUDENT)) - 1] * self.accuracy_std / sqrt(len(self.final))
+        return STUDENT[min(freedom, len(STUDENT)) - 1] * self.value_std / sqrt(len(self.final))
 
     def reaches(self, target: float) -> Spent | None:
-        """Return what was spent until the mean accuracy over seeds first reaches the target, or None."""
-        column = first_reached(self._levels, target)
+        """Return what was spent until the primary metric, averaged over seeds, first reaches the target, or None."""
+        column = first_reached(self._levels, self._sign * target)
         return None if column is None else self._spent(column)
 
     def reaches_by_seed(self, target: float) -> list[int | None]:
-        """Return the round in which the accuracy of each seed first reaches the target, in the order of `seeds`."""
+        """Return the round in which each seed first reaches the target, in the order of `seeds`."""
         if self.status == "diverged":
             return [None] * len(self.seeds)
         columns = {
-            seed: first_reached(smoothed(self.rounds, curve, self.window), target)
-            for seed, curve in zip(self.evaluated, self.accuracy, strict=True)
+            seed: first_reached(smoothed(self.rounds, self._sign * curve, self.window), self._sign * target)
+            for seed, curve in zip(self.evaluated, self.values, strict=True)
         }
         reached = [columns.get(seed) for seed in self.seeds]
         return [None if column is None else int(self.rounds[column]) for column in reached]
 
     @cached_property
     def milestones(self) -> list[tuple[float, Spent]]:
-        """Each new maximum of the smoothed accuracy, and what was spent until then.
+        """Each new best value of the smoothed primary metric, and what was spent until then.
 
-        The first milestone that is not below a target is where `reaches` finds that target: the page looks it up here.
+        The first milestone that is not worse than a target is where `reaches` finds it: the page looks it up here.
         """
         best, milestones = -np.inf, []
         for column, level in enumerate(self._levels):
             if level > best:
                 best = level
-                milestones.append((float(level), self._spent(column)))
+                milestones.append((float(self._sign * level), self._spent(column)))
         return milestones
 
     @cached_property
     def _levels(self) -> np.ndarray:
-        """The mean accuracy over seeds, smoothed; empty if a run diverged: the method then reaches no target."""
+        """The mean over seeds, smoothed, larger the better; empty if a run diverged, which reaches no target."""
         if self.status == "diverged" or not len(self.rounds):
             return np.empty(0)
-        return smoothed(self.rounds, self.accuracy.mean(axis=0), self.window)
+        return smoothed(self.rounds, self._sign * self.values.mean(axis=0), self.window)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.primary.maximize else -1
 
     def _spent(self, column: int) -> Spent:
         return Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))

@@ -7,7 +7,7 @@ import vl_convert
 from jinja2 import Environment
 from markupsafe import Markup
 
-from keel.core.records import Summary
+from keel.core.records import Summary, final_value, last_value, primary_metric
 from keel.errors import KeelError
 from keel.report.charts import VEGA_LITE
 from keel.report.comparison import Comparison, compare
@@ -15,7 +15,7 @@ from keel.report.explanations import difference_notes, explanation
 from keel.report.sections import sections
 from keel.report.tables import Sheet, results
 from keel.runs.folder import RunFolder
-from keel.units import duration, percent, size
+from keel.units import duration, size
 
 _INK, _LINE = "currentColor", "#8884"
 _PAGE = Environment(autoescape=True).from_string(
@@ -42,19 +42,19 @@ def table_html(sheets: list[Sheet], notes: list[str]) -> str:
 
 
 def run_html(folder: RunFolder, summary: Summary) -> str:
-    """Return the HTML of one run; without a chart if it has no accuracy."""
+    """Return the HTML of one run; without a chart if it was never evaluated."""
     try:
         chart = _chart(compare([folder]))
     except KeelError:
         chart = Markup("")
-    loss = summary["test_loss"]
+    primary, loss = primary_metric(summary), summary["test_loss"]
     row: dict[str, str] = {
         "method": folder.title,
         "status": summary["status"],
         "rounds": str(summary["rounds"]),
-        "accuracy": percent(summary["accuracy"]),
-        "last accuracy": percent(summary["last_accuracy"]),
-        "test loss": "-" if loss is None else f"{loss:.4g}",
+        primary.label: primary.text(final_value(summary)),
+        f"last {primary.label}": primary.text(last_value(summary)),
+        **({} if primary.name == "test_loss" else {"test loss": "-" if loss is None else f"{loss:.4g}"}),
         "bytes": size(summary["bytes_down"] + summary["bytes_up"]),
         "wall-clock time": duration(summary["seconds"]),
     }
@@ -63,10 +63,10 @@ def run_html(folder: RunFolder, summary: Summary) -> str:
 
 
 def _chart(comparison: Comparison) -> Markup:
-    """Return the accuracy curves as SVG, one chart per setting; names in it are escaped."""
+    """Return the curves of the primary metric as SVG, one chart per setting; names in it are escaped."""
     images = []
     for part in sections(comparison):
-        name = "accuracy-over-rounds"
+        name = f"{part.primary.name}-over-rounds"
         chart = (
             part.charts()[name]
             .properties(width=560, height=280)

@@ -12,6 +12,15 @@ const fixed = (value, digits) => {
   return even ? cut : (Number(cut) + Math.sign(value) * 10 ** -digits).toFixed(digits);
 };
 const percent = value => value === null ? "-" : `${fixed(100 * value, 1)} %`;
+// As Python's `number`: four significant digits.
+const number = value => {
+  if (value === null) return "-";
+  const magnitude = Math.abs(value);
+  if (magnitude && !(magnitude >= 1e-4 && magnitude < 1e6)) {
+    return value.toExponential(3).replace(/e([+-])(\d)$/, "e$10$2");
+  }
+  return fixed(value, magnitude ? Math.max(0, 3 - Math.floor(Math.log10(magnitude))) : 3);
+};
 const change = saved => {
   if (saved === null) return "-";
   const amount = `${fixed(100 * Math.abs(saved), 0)} %`;
@@ -38,9 +47,10 @@ const duration = value => {
   return [hours ? `${hours} h` : "", minutes % 60 ? `${minutes % 60} min` : ""].filter(Boolean).join(" ");
 };
 
-// Milestones are the new maxima of the smoothed accuracy, in order: the first that is not below the target reaches it.
-const reaches = (milestones, target) => {
-  const milestone = target === null ? undefined : milestones.find(([level]) => level >= target - 1e-9);
+// Milestones are the new best values of the smoothed metric, in order: the first not worse than the target reaches it.
+const reaches = (milestones, target, sign) => {
+  const least = sign * target - 1e-9 * Math.abs(target);
+  const milestone = target === null ? undefined : milestones.find(([level]) => sign * level >= least);
   return milestone ? { rounds: milestone[1], bytes: milestone[2], seconds: milestone[3] } : null;
 };
 
@@ -66,6 +76,8 @@ class Setting {
     this.root = root;
     this.data = data;
     this.target = data.target;
+    this.scale = data.is_fraction ? 100 : 1;  // of the slider
+    this.text = data.is_fraction ? percent : number;
     this.visible = new Set();
     this.waiting = new Set();
     this.busy = new Set();
@@ -77,9 +89,9 @@ class Setting {
     forEach(root, ".values", values => values.addEventListener("toggle", () => this.list(values)));
     forEach(root, ".save", button => button.addEventListener("click", () => this.save(button)));
     this.slider = root.querySelector(".target input");
-    this.slider.addEventListener("input", () => this.setTarget(Number(this.slider.value) / 100));
+    this.slider.addEventListener("input", () => this.setTarget(Number(this.slider.value) / this.scale));
     root.querySelector(".target button")?.addEventListener("click", () => {
-      this.slider.value = 100 * this.data.target;
+      this.slider.value = this.scale * this.data.target;
       this.setTarget(this.data.target);
     });
     const watcher = new IntersectionObserver(entries => {
@@ -111,27 +123,32 @@ class Setting {
     const { kind } = element.dataset;
     const over = this.root.querySelector(".over").value;
     if (kind === "curves") return `${this.root.querySelector(".what").value}-over-${over}`;
-    return kind === "cost" ? `accuracy-and-${over}` : kind;
+    return kind === "cost" ? `${this.data.metric}-and-${over}` : kind;
   }
 
   rows(name) {
-    const { labels, curves, drift, heatmaps, final, milestones, unit_seconds } = this.data;
+    const { labels, curves, drift, other, heatmaps, final, milestones, sign, unit_seconds } = this.data;
     if (name in heatmaps) {
       const { fields, rows } = heatmaps[name];
       return rows.map(row => Object.fromEntries(fields.map((field, i) => [field, row[i]])));
     }
-    if (name.includes("-and-")) {
-      const over = name.split("-and-")[1];
+    if (other.some(series => name in series)) return this.points(other.map(series => series[name] ?? {}), "value", "rounds");
+    const [, what, word, over] = name.match(/^(.*)-(and|over)-(rounds|bytes|time)$/s) ?? [];
+    if (word === "and") {
       return this.selected.flatMap(i => {
-        const spent = reaches(milestones[i], this.target);
+        const spent = reaches(milestones[i], this.target, sign);
         const [mean, spread] = final[i];
         if (!spent || mean === null) return [];
         const x = over === "time" ? spent.seconds / unit_seconds : spent[over];
         return [{ method: labels[i], x, mean, low: mean - spread, high: mean + spread }];
       });
     }
-    const [what, over] = name.includes("-over-") ? name.split("-over-") : [name, "rounds"];
-    const source = name.includes("-over-") ? curves : drift;
+    return word === "over" ? this.points(curves, what, over) : this.points(drift, name, "rounds");
+  }
+
+  // The points of the selected methods: a quantity of their columns over another column.
+  points(source, what, over) {
+    const { labels } = this.data;
     const present = this.selected.filter(i => what in source[i]);
     const all = present.reduce((sum, i) => sum + source[i][over].length, 0);
     const stride = Math.ceil(all / MAX_ROWS);
@@ -224,7 +241,7 @@ class Setting {
     if (first) return this.drawMethods();
     for (const element of this.visible) {
       if (element.dataset.kind === "cost") this.draw(element);
-      else if (this.name(element).startsWith("accuracy-over")) {
+      else if (this.name(element).startsWith(`${this.data.metric}-over-`)) {
         this.views.get(element)?.view.data("targets", [{ target }]).runAsync();
       }
     }
@@ -232,12 +249,12 @@ class Setting {
 
   // Fills the columns of the table that depend on the target.
   fillTable() {
-    const { milestones, baseline } = this.data;
-    const reference = baseline === null ? null : reaches(milestones[baseline], this.target);
-    this.root.querySelector(".target output").textContent = percent(this.target);
-    this.slider.setAttribute("aria-valuetext", percent(this.target));
+    const { milestones, baseline, sign } = this.data;
+    const reference = baseline === null ? null : reaches(milestones[baseline], this.target, sign);
+    this.root.querySelector(".target output").textContent = this.text(this.target);
+    this.slider.setAttribute("aria-valuetext", this.text(this.target));
     forEach(this.root, ".results tbody tr", row => {
-      const spent = reaches(milestones[row.dataset.method], this.target);
+      const spent = reaches(milestones[row.dataset.method], this.target, sign);
       const saved = what => spent && reference && reference[what] ? 1 - spent[what] / reference[what] : null;
       const cells = {
         rounds: [spent?.rounds ?? null, value => this.target === null ? "-" : value === null ? "never" : String(value)],

@@ -1,8 +1,10 @@
 """The report page: one HTML file that opens offline in any browser, and its charts as files."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from keel.report.comparison import Comparison
 from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
 from keel.report.sections import SHOWN, Rows, Section, sections
-from keel.report.tables import accuracy, change
+from keel.report.tables import change, client_sheet, final_text, other_sheet
 from keel.runs.files import write_atomic
-from keel.units import duration, percent, size
+from keel.units import duration, size
+
+STEPS = 100
+"""Minimum number of steps of the slider."""
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
@@ -61,7 +66,12 @@ def write_charts(comparison: Comparison, folder: Path, formats: Sequence[str] = 
         for name, chart in part.charts().items():
             spec = part.filled(name, chart.properties(width=640)) | {"config": PAPER}
             for suffix in formats:
-                (target / f"{name}.{suffix}").write_bytes(_drawn(spec, suffix))
+                (target / f"{_file_name(name)}.{suffix}").write_bytes(_drawn(spec, suffix))
+
+
+def _file_name(chart: str) -> str:
+    """Return the name of a chart without characters that a file name may not have: users name metrics."""
+    return re.sub(r"[^\w.-]", "_", chart)
 
 
 def _drawn(spec: dict[str, Any], suffix: str) -> bytes:
@@ -77,13 +87,11 @@ def _drawn(spec: dict[str, Any], suffix: str) -> bytes:
 
 def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the template shows of a setting."""
-    levels = [level for method in part.methods for level, _ in method.milestones]
-    levels += [] if part.target is None else [part.target]
     keys, values = part.differing
     dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
     styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
-    accuracies = [row["accuracy_mean"] for row in rows]
-    ranks = [a is not None and 1 + sum(other > a for other in accuracies if other is not None) for a in accuracies]
+    scores = [method.score for method in part.methods]
+    ranks = [isfinite(score) and 1 + sum(other > score for other in scores) for score in scores]
     return {
         "heading": part.setting.heading,
         "description": part.setting.description,
@@ -96,10 +104,13 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
             for label, rank, row in zip(part.labels, ranks, rows, strict=True)
         ],
         "base": None if part.baseline is None else part.labels[part.baseline],
+        "metric": part.primary,
         "target": part.target,
-        "target_text": percent(part.target),
-        "lowest": int(1000 * min(levels, default=0.0)) / 10,
-        "highest": (int(1000 * max(levels, default=0.0)) + 1) / 10,
+        "target_text": part.primary.text(part.target),
+        "slider": _slider(part),
+        "other": {name: quantity.title for name, quantity in part.other_quantities.items()},
+        "other_table": other_sheet(part.methods, part.labels),
+        "clients_table": client_sheet(part.methods, part.labels),
         "clients": part.client_statistics and _clients(part.client_statistics),
         "seed": part.cohort_run and part.cohort_run.table["seed"],
         "notes": setting_notes(part.setting),
@@ -108,6 +119,29 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [", ".join(map(str, sorted(method.seeds))) for method in part.methods],
         "commands": list(zip(part.labels, part.commands, strict=True)),
     }
+
+
+def _slider(part: Section) -> dict[str, float]:
+    """Return the range of the targets that can be selected, its step and its initial value; in percent for a fraction.
+
+    The range covers every value that a method reaches. Without a target, the slider starts at the best value.
+    """
+    levels = [level for method in part.methods for level, _ in method.milestones]
+    levels += [] if part.target is None else [part.target]
+    least, most = min(levels, default=0.0), max(levels, default=0.0)
+    if part.primary.is_fraction:
+        lowest, highest, step, scale = int(1000 * least) / 10, (int(1000 * most) + 1) / 10, 0.1, 100
+    else:
+        step, scale = 10.0 ** floor(log10((most - least) / STEPS or abs(most) / STEPS or 1)), 1
+        lowest, highest = _rounded(floor(least / step) * step), _rounded(ceil(most / step) * step)
+    best = highest if part.primary.maximize else lowest
+    value = best if part.target is None else scale * part.target
+    return {"lowest": lowest, "highest": highest, "step": step, "value": value}
+
+
+def _rounded(value: float) -> float:
+    """Return the value without the rounding error of a multiplication."""
+    return float(f"{value:.12g}")
 
 
 def _clients(statistics: dict[str, Any]) -> str:
@@ -120,7 +154,7 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, Any]]:
     rounds = "-" if row["target"] is None else str(row["rounds_to_target"] or "never")
     seconds = row["seconds_to_target"]
     return [
-        (accuracy(row).replace("± ", "±\u00a0").replace(" %", "\u00a0%"), row["accuracy_mean"]),
+        (final_text(row).replace("± ", "±\u00a0").replace(" %", "\u00a0%"), row[f"{row['metric']}_mean"]),
         (rounds, row["rounds_to_target"]),
         (change(row["rounds_saved"]), row["rounds_saved"]),
         (size(row["bytes_to_target"]), row["bytes_to_target"]),
@@ -135,13 +169,17 @@ def _data(part: Section) -> dict[str, Any]:
         "labels": part.labels,
         "curves": part.curves,
         "drift": part.drift,
+        "other": [{**other, **clients} for other, clients in zip(part.other, part.clients, strict=True)],
         "heatmaps": {name: _packed(rows) for name, rows in part.heatmaps.items()},
         "charts": {name: chart.to_dict(validate=False) for name, chart in part.charts(live=True).items()},
-        "final": [[method.accuracy_mean, method.accuracy_std or 0.0] for method in part.methods],
+        "final": [[method.value_mean, method.value_std or 0.0] for method in part.methods],
         "milestones": [
             [[level, spent.rounds, spent.bytes, spent.seconds] for level, spent in method.milestones]
             for method in part.methods
         ],
+        "metric": part.primary.name,
+        "sign": 1 if part.primary.maximize else -1,
+        "is_fraction": part.primary.is_fraction,
         "baseline": part.baseline,
         "target": part.target,
         "unit_seconds": part.clock[1],

@@ -11,11 +11,14 @@ import altair as alt
 import numpy as np
 
 from keel.config.overrides import flatten
+from keel.core.records import PrimaryMetric
 from keel.report import charts
 from keel.report.commands import rerun_command
 from keel.report.comparison import Comparison, Setting
+from keel.report.label_distribution import picture_labels
 from keel.report.loading import shared_fields
 from keel.report.method import Method
+from keel.report.recorded import Series
 from keel.runs.folder import RunFolder
 
 SHOWN = 8
@@ -24,6 +27,7 @@ POINTS, ALL_POINTS = 400, 40_000
 """Maximum number of points of a curve, and of all curves of a page."""
 ROUNDS, CLIENTS = 120, 100
 """Maximum number of columns and rows of the participation chart."""
+CLIENTS_CHART = "over-clients"
 Columns = dict[str, Any]
 """The series of a method: `rounds`, `bytes` and `time` as lists; a quantity as its mean, low and high over seeds."""
 Rows = list[dict[str, Any]]
@@ -41,13 +45,17 @@ class Section:
     target: float | None
     points: int
 
+    @property
+    def primary(self) -> PrimaryMetric:
+        return self.methods[0].primary
+
     @cached_property
     def ranked(self) -> list[int]:
         """Indices of the methods in the order of drawing: if not all can be shown, the baseline and the best first."""
         indices = list(range(len(self.methods)))
         if len(indices) <= SHOWN:
             return indices
-        return sorted(indices, key=lambda i: (i != self.baseline, -(self.methods[i].accuracy_mean or 0.0)))
+        return sorted(indices, key=lambda i: (i != self.baseline, -self.methods[i].score))
 
     @cached_property
     def clock(self) -> tuple[str, int]:
@@ -57,7 +65,7 @@ class Section:
 
     @cached_property
     def curves(self) -> list[Columns]:
-        """Accuracy and loss of each method over rounds, bytes and wall-clock time."""
+        """The primary metric and the loss of each method over rounds, bytes and wall-clock time."""
         return [self._curve(method) for method in self.methods]
 
     def _curve(self, method: Method) -> Columns:
@@ -66,14 +74,36 @@ class Section:
             "rounds": method.rounds[kept].tolist(),
             "bytes": [int(value) for value in method.bytes[kept]],
             "time": _short(method.seconds[kept] / self.clock[1]),
-            "accuracy": _over_seeds(method.accuracy[:, kept] if len(kept) else method.accuracy),
             "loss": _over_seeds(method.loss[:, kept] if len(kept) else method.loss),
+            self.primary.name: _over_seeds(method.values[:, kept] if len(kept) else method.values),
         }
 
     @cached_property
     def drift(self) -> list[Columns]:
         """Client drift of each method over rounds, where it was recorded."""
         return [_recorded(method, self.points) for method in self.methods]
+
+    @cached_property
+    def other(self) -> list[dict[str, Columns]]:
+        """The other numbers of each method over rounds, by the name of their chart."""
+        return [
+            {_chart_name(name): _columns(series, self.points) for name, series in method.other.items()}
+            for method in self.methods
+        ]
+
+    @cached_property
+    def other_quantities(self) -> dict[str, charts.Quantity]:
+        """What the charts of `other` show."""
+        result: dict[str, charts.Quantity] = {}
+        for name in dict.fromkeys(name for method in self.methods for name in method.other):
+            series = [method.other[name] for method in self.methods if name in method.other]
+            result[_chart_name(name)] = charts.metric(series[0].label, all(one.is_fraction for one in series))
+        return result
+
+    @cached_property
+    def clients(self) -> list[dict[str, Columns]]:
+        """The primary metric of each method over clients: its mean, from the worst (low) to the best decile (high)."""
+        return [{CLIENTS_CHART: _deciles(method, self.points)} if method.clients else {} for method in self.methods]
 
     @cached_property
     def client_statistics(self) -> dict[str, Any] | None:
@@ -90,22 +120,29 @@ class Section:
 
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
         """Return the charts by name: `live` ones for the page, with all methods; others with those shown initially."""
+        metric, label = self.primary.name, self.primary.label
+        quality = charts.metric(f"test {label.removeprefix('test ')}", self.primary.is_fraction)
         axes = {"rounds": charts.ROUNDS, "bytes": charts.BYTES, "time": charts.time(self.clock[0])}
         labels = [self.labels[index] for index in (self.ranked if live else self.ranked[:SHOWN])]
         single = min(len(curve["rounds"]) for curve in self.curves) < 2
         result: dict[str, alt.Chart | alt.LayerChart] = {}
         for over, x in axes.items():
             has_target = self.target is not None or live  # readers of the page can choose a target
-            result[f"accuracy-over-{over}"] = charts.lines(labels, x, charts.ACCURACY, single, has_target, live)
-            if _has_values(self.curves, "loss"):
+            result[f"{metric}-over-{over}"] = charts.lines(labels, x, quality, single, has_target, live)
+            if metric != "test_loss" and _has_values(self.curves, "loss"):
                 result[f"loss-over-{over}"] = charts.lines(labels, x, charts.LOSS, single, live=live)
-        result |= {f"accuracy-and-{over}": charts.cost_and_quality(labels, x, charts.FINAL) for over, x in axes.items()}
+        final = charts.metric(f"final {label}", self.primary.is_fraction)
+        result |= {f"{metric}-and-{over}": charts.cost_and_quality(labels, x, final) for over, x in axes.items()}
         for name, quantity in (("drift", charts.DRIFT), ("momentum_angle", charts.ANGLE)):
             if _has_values(self.drift, name):
                 result[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
+        for name, quantity in self.other_quantities.items():
+            result[name] = charts.lines(labels, charts.ROUNDS, quantity, single, live=live)
+        if any(self.clients):
+            over_clients = charts.metric(f"{label} over clients", self.primary.is_fraction)
+            result[CLIENTS_CHART] = charts.deciles(labels, charts.ROUNDS, over_clients, live)
         if self.client_statistics:
-            drawn = self.client_statistics["picture"]
-            result["label-distribution"] = charts.label_distribution(_texts(drawn["clients"]), _texts(drawn["classes"]))
+            result["label-distribution"] = charts.label_distribution(*picture_labels(self.client_statistics["picture"]))
         if self.cohort_run:
             result["participation"] = charts.participation()
         return result
@@ -119,27 +156,33 @@ class Section:
         """Return the data that a chart shows initially."""
         if name in self.heatmaps:
             return self.heatmaps[name]
-        quantity, _, over = name.partition("-and-")
-        if over:
+        if name in self.other_quantities or name == CLIENTS_CHART:
+            source = self.clients if name == CLIENTS_CHART else self.other
+            return self._points([of_method.get(name, {}) for of_method in source], "rounds", "value")
+        quantity, _, over = name.rpartition("-and-")
+        if quantity:
             return self._costs(over)
-        quantity, _, over = name.partition("-over-")
-        source = self.curves if over else self.drift
+        quantity, _, over = name.rpartition("-over-")
+        return self._points(self.curves, over, quantity) if quantity else self._points(self.drift, "rounds", name)
+
+    def _points(self, source: list[Columns], over: str, quantity: str) -> Rows:
+        """Return the points of a quantity of the methods that are shown initially."""
         shown = [(self.labels[index], source[index]) for index in self.ranked[:SHOWN] if quantity in source[index]]
         return [
             {"method": label, "x": x, "mean": mean, "low": low, "high": high}
             for label, columns in shown
-            for x, mean, low, high in zip(columns[over or "rounds"], *_bands(columns[quantity]), strict=True)
+            for x, mean, low, high in zip(columns[over], *_bands(columns[quantity]), strict=True)
         ]
 
     def _costs(self, over: str) -> Rows:
-        """Return a point for each method that reaches the target: what it spent, and its final accuracy."""
+        """Return a point for each method that reaches the target: what it spent, and its final value."""
         points = []
         for index in self.ranked[:SHOWN]:
             label, method = self.labels[index], self.methods[index]
             spent = method.reaches(self.target) if self.target is not None else None
-            if spent and method.accuracy_mean is not None:
+            if spent and method.value_mean is not None:
                 x = {"rounds": spent.rounds, "bytes": spent.bytes, "time": spent.seconds / self.clock[1]}[over]
-                mean, spread = method.accuracy_mean, method.accuracy_std or 0.0
+                mean, spread = method.value_mean, method.value_std or 0.0
                 points.append({"method": label, "x": x, "mean": mean, "low": mean - spread, "high": mean + spread})
         return points
 
@@ -221,12 +264,32 @@ def _recorded(method: Method, points: int) -> Columns:
     return columns
 
 
+def _chart_name(metric: str) -> str:
+    return f"other-{metric}"
+
+
+def _columns(series: Series, points: int) -> Columns:
+    """Return a series over rounds."""
+    kept = _thin(len(series.rounds), points)
+    return {"rounds": series.rounds[kept].tolist(), "value": _over_seeds(series.values[:, kept])}
+
+
+def _deciles(method: Method, points: int) -> Columns:
+    """Return the mean over clients, the worst and the best decile over rounds: means over seeds."""
+    of_clients = [method.clients[name] for name in ("mean", "worst_decile", "best_decile")]
+    rounds = of_clients[0].rounds
+    kept = _thin(len(rounds), points)
+    mean, worst, best = (_short(series.values.mean(0)[kept]) for series in of_clients)
+    return {"rounds": rounds[kept].tolist(), "value": {"mean": mean, "low": worst, "high": best}}
+
+
 def _label_shares(picture: dict[str, Any]) -> Rows:
     """Return the share of each class in the examples of each client."""
+    clients, classes = picture_labels(picture)
     return [
-        {"client": str(client), "class": str(label), "examples": count, "share": round(count / total, 3)}
-        for client, row, total in zip(picture["clients"], picture["counts"], picture["examples"], strict=True)
-        for label, count in zip(picture["classes"], row, strict=True)
+        {"client": client, "class": label, "examples": count, "share": round(count / total, 3)}
+        for client, row, total in zip(clients, picture["counts"], picture["examples"], strict=True)
+        for label, count in zip(classes, row, strict=True)
         if count
     ]
 
@@ -251,7 +314,3 @@ def _participation(folder: RunFolder) -> Rows:
         }
         for (column, row), count in times.items()
     ]
-
-
-def _texts(values: list[Any]) -> list[str]:
-    return [str(value) for value in values]

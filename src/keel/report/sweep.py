@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.config.schema import Spec
+from keel.core.records import PrimaryMetric
 from keel.report.sweep_table import sweep_explanation, sweep_table
 from keel.report.tables import Sheet, latex, markdown
 from keel.runs.frames import make_frame
@@ -39,6 +40,8 @@ class Sweep:
     """The best point; None if no point finished."""
     on: str
     """The examples on which points are scored: "validation" or "test"."""
+    primary: PrimaryMetric
+    """The metric by which points are ranked, with its `name` and its direction, `maximize`."""
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the points as a pandas DataFrame: a column per searched field, and the scores."""
@@ -56,11 +59,11 @@ class Sweep:
         """Return what a notebook shows."""
         from keel.report.notebook import table_html  # imports the chart libraries, which a sweep does not need
 
-        return table_html([self._sheet()], [sweep_explanation(self.rows, self.on), str(self.path)])
+        return table_html([self._sheet()], [sweep_explanation(self.rows, self.on, self.primary), str(self.path)])
 
     def _sheet(self) -> Sheet:
         """Return the table that the command prints."""
-        table = sweep_table(self.rows)
+        table = sweep_table(self.rows, self.primary)
         columns = [[str(cell) for cell in column.cells] for column in table.columns]
         rows = [list(row) for row in zip(*columns, strict=True)]
         return Sheet("", [str(column.header) for column in table.columns], rows, {})

@@ -1,8 +1,8 @@
 """Tables of a comparison for the terminal, Markdown, LaTeX and CSV."""
 
 import csv
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -10,17 +10,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from keel.core.records import PrimaryMetric, primary_metric
 from keel.report.comparison import Comparison
 from keel.report.explanations import difference_notes
+from keel.report.method import Method
+from keel.report.recorded import CLIENT_STATISTICS
 from keel.units import duration, size
 
 
-def accuracy(row: dict[str, Any], spread_by: str = "accuracy_std") -> str:
-    """Return the final accuracy with its spread over seeds, or the status of a method that has none."""
-    if row["accuracy_mean"] is None:
-        return str(row["status"])
-    spread = "" if row[spread_by] is None else f" ± {100 * row[spread_by]:.1f}"
-    return f"{100 * row['accuracy_mean']:.1f}{spread} %"
+def final_text(row: dict[str, Any], spread_by: str = "std") -> str:
+    """Return the final value of the primary metric with its spread over seeds, or the status of a method without one.
+
+    Args:
+        row: A row of a comparison, or of the paper's tables, which are about accuracy.
+        spread_by: "std", or "interval" for the confidence interval.
+    """
+    primary = primary_metric(row)
+    mean = row[f"{primary.name}_mean"]
+    return str(row["status"]) if mean is None else primary.text(mean, row[f"{primary.name}_{spread_by}"])
 
 
 def _rounds(row: dict[str, Any]) -> str:
@@ -37,8 +44,9 @@ def change(saved: float | None) -> str:
     return amount if amount == "0 %" else f"{'↓' if saved > 0 else '↑'} {amount}"
 
 
-COLUMNS = ["method", "accuracy", "rounds", "Δ rounds", "bytes", "Δ bytes"]
+TARGET_COLUMNS = ["rounds", "Δ rounds", "bytes", "Δ bytes"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
+CLIENT_COLUMNS = ["method", "mean", "standard deviation", "worst decile", "best decile", "clients", "examples"]
 
 
 Places = dict[tuple[int, int], int]
@@ -58,10 +66,10 @@ class Sheet:
 
 
 def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
-    """Return a sheet for each setting: accuracy, and rounds and bytes until the target."""
+    """Return a sheet for each setting: the primary metric, and rounds and bytes until the target."""
     rows = [
         [
-            accuracy(row, "accuracy_interval" if interval else "accuracy_std"),
+            final_text(row, "interval" if interval else "std"),
             _rounds(row),
             change(row["rounds_saved"]),
             size(row["bytes_to_target"]),
@@ -69,7 +77,7 @@ def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
         ]
         for row in comparison.rows()
     ]
-    return _sheets(comparison, COLUMNS, rows, comparison.ranks())
+    return _sheets(comparison, lambda primary: ["method", primary.label, *TARGET_COLUMNS], rows, comparison.ranks())
 
 
 def costs(comparison: Comparison) -> list[Sheet]:
@@ -81,14 +89,67 @@ def costs(comparison: Comparison) -> list[Sheet]:
             continue
         figures = [f"{cost['share']:.2f}", size(cost["bytes"]), change(cost["bytes_saved"])]
         rows.append([*figures, duration(cost["seconds"]), change(cost["seconds_saved"])])
-    return _sheets(comparison, COST_COLUMNS, rows, [None] * len(rows))
+    return _sheets(comparison, lambda _: COST_COLUMNS, rows, [None] * len(rows))
 
 
-def _sheets(comparison: Comparison, columns: list[str], rows: list[list[str]], ranks: list[int | None]) -> list[Sheet]:
+def other_metrics(comparison: Comparison) -> list[Sheet]:
+    """Return a sheet for each setting that has them: other metrics and numbers that observers added."""
+    return _titled(comparison, other_sheet, lambda primary: "Other metrics")
+
+
+def other_sheet(methods: list[Method], labels: list[str]) -> Sheet | None:
+    """Return the final values of the other metrics of these methods; None if there are none."""
+    names = {name: series.label for method in methods for name, series in method.other.items()}
+    rows = [
+        [label, *(method.other[name].text if name in method.other else "-" for name in names)]
+        for label, method in zip(labels, methods, strict=True)
+    ]
+    return Sheet("", ["method", *names.values()], rows, {}) if names else None
+
+
+def client_metrics(comparison: Comparison) -> list[Sheet]:
+    """Return a sheet for each setting that has them: statistics of the primary metric over clients."""
+    return _titled(comparison, client_sheet, lambda primary: f"{primary.heading} over clients")
+
+
+def client_sheet(methods: list[Method], labels: list[str]) -> Sheet | None:
+    """Return the statistics over clients of these methods; None if none was recorded."""
+    rows = [[label, *_client_cells(method)] for label, method in zip(labels, methods, strict=True)]
+    return Sheet("", CLIENT_COLUMNS, rows, {}) if any(method.clients for method in methods) else None
+
+
+def _client_cells(method: Method) -> list[str]:
+    """Return the final statistics over clients: means over seeds."""
+    values = [method.clients[name].mean if name in method.clients else None for name in CLIENT_STATISTICS]
+    counts = ["-" if value is None else f"{value:,.0f}" for value in values[4:]]
+    return [*(method.primary.text(value) for value in values[:4]), *counts]
+
+
+def _titled(
+    comparison: Comparison,
+    make: Callable[[list[Method], list[str]], Sheet | None],
+    title: Callable[[PrimaryMetric], str],
+) -> list[Sheet]:
+    """Return the sheet of each setting that has one, with a title."""
+    sheets = []
+    for setting in comparison.settings:
+        methods = [comparison.methods[index] for index in setting.indices]
+        if sheet := make(methods, setting.labels):
+            several = len(comparison.settings) > 1
+            sheets.append(replace(sheet, title=title(methods[0].primary) + f", {setting.title}" * several))
+    return sheets
+
+
+def _sheets(
+    comparison: Comparison,
+    columns: Callable[[PrimaryMetric], list[str]],
+    rows: list[list[str]],
+    ranks: list[int | None],
+) -> list[Sheet]:
     return [
         Sheet(
             setting.title if len(comparison.settings) > 1 else "",
-            columns,
+            columns(comparison.methods[setting.indices[0]].primary),
             [[label, *rows[index]] for index, label in zip(setting.indices, setting.labels, strict=True)],
             {(row, 1): rank for row, index in enumerate(setting.indices) if (rank := ranks[index]) is not None},
         )
@@ -165,20 +226,16 @@ def latex_note(text: str) -> str:
     return rf"{{\par\noindent\footnotesize {_tex(text)}\par}}"
 
 
-def markdown_text(comparison: Comparison, interval: bool = False, cost: bool = False) -> str:
-    """Return the tables of all settings as Markdown, with the fields in which methods differ."""
+def markdown_text(comparison: Comparison, interval: bool = False, more: Sequence[Sheet] = ()) -> str:
+    """Return the tables of all settings as Markdown, with more tables and the fields in which methods differ."""
     notes = difference_notes(comparison)
-    return "\n\n".join([*map(markdown, _all_sheets(comparison, interval, cost)), *notes])
+    return "\n\n".join([*map(markdown, [*results(comparison, interval), *more]), *notes])
 
 
-def latex_text(comparison: Comparison, interval: bool = False, cost: bool = False) -> str:
-    """Return the tables of all settings as LaTeX, with the fields in which methods differ."""
+def latex_text(comparison: Comparison, interval: bool = False, more: Sequence[Sheet] = ()) -> str:
+    """Return the tables of all settings as LaTeX, with more tables and the fields in which methods differ."""
     notes = map(latex_note, difference_notes(comparison))
-    return "\n\n".join([*map(latex, _all_sheets(comparison, interval, cost)), *notes])
-
-
-def _all_sheets(comparison: Comparison, interval: bool, cost: bool) -> list[Sheet]:
-    return [*results(comparison, interval), *(costs(comparison) if cost else [])]
+    return "\n\n".join([*map(latex, [*results(comparison, interval), *more]), *notes])
 
 
 def csv_text(comparison: Comparison) -> str:

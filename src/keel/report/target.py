@@ -1,8 +1,10 @@
-"""The cost of reaching a target accuracy: the one definition of "rounds and bytes until the target".
+"""The cost of reaching a target: the one definition of "rounds and bytes until the target".
 
-A method reaches a target in the first round in which its accuracy, averaged over the last `window` rounds, is at least
-the target. The average makes one lucky round count for nothing. The baseline is counted by the same rule as every
-other method, so that a saving compares like with like.
+A method reaches a target in the first round in which its primary metric, averaged over the last `window` rounds, is at
+least as good as the target. The average makes one lucky round count for nothing. The baseline is counted by the same
+rule as every other method, so that a saving compares like with like.
+
+Levels are larger the better: those of a minimised metric, and its target, are negated.
 """
 
 from dataclasses import dataclass
@@ -10,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 WINDOW = 20
-"""Rounds over which accuracy is averaged before it is compared with a target."""
+"""Rounds over which the primary metric is averaged before it is compared with a target."""
 MIN_EVALUATIONS = 3
 """Minimum number of evaluations in such an average."""
 TOLERANCE = 1e-9
-"""Rounding error that two means of the same numbers may have."""
+"""Relative rounding error that two means of the same numbers may have."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def saving(amount: float, baseline: float) -> float | None:
     return 1 - amount / baseline if baseline else None
 
 
-def smoothed(rounds: np.ndarray, accuracy: np.ndarray, window: int) -> np.ndarray:
-    """Return the mean accuracy over the last `window` rounds at each evaluation; -inf before there are enough.
+def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
+    """Return the mean over the last `window` rounds at each evaluation; -inf before there are enough.
 
     The mean covers at least MIN_EVALUATIONS evaluations.
     """
@@ -68,11 +70,11 @@ def smoothed(rounds: np.ndarray, accuracy: np.ndarray, window: int) -> np.ndarra
     firsts = np.minimum(np.searchsorted(rounds, rounds - window, side="right"), columns - MIN_EVALUATIONS + 1)
     levels = np.full(len(rounds), -np.inf)
     for column in np.flatnonzero((firsts >= 0) & (rounds >= window)):
-        levels[column] = accuracy[firsts[column] : column + 1].mean()
+        levels[column] = values[firsts[column] : column + 1].mean()
     return levels
 
 
 def first_reached(levels: np.ndarray, target: float) -> int | None:
-    """Return the index of the first smoothed accuracy that is at least the target, or None."""
-    reached = np.flatnonzero(levels >= target - TOLERANCE)
+    """Return the index of the first level that is at least the target, or None."""
+    reached = np.flatnonzero(levels >= target - TOLERANCE * abs(target))
     return int(reached[0]) if len(reached) else None

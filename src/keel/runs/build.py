@@ -1,38 +1,39 @@
 """Assembles a run from its spec: the task, the sampler, the engine and the loop. The one place that does."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from keel import engines, models, registry
+from keel import engines, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
+from keel.core.choices import Layout
 from keel.core.client import LocalConfig, LocalTraining
-from keel.core.devices import cores, find_device
+from keel.core.devices import cores, find_device, same_kind
 from keel.core.diagnostics import Deviation, Drift
 from keel.core.engine import Engine, Workload
 from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
-from keel.core.randomness import keyed_rng, keyed_torch_rng
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
-from keel.core.task import Task, default_loss
-from keel.core.transforms import ChannelsLast, Layout
+from keel.core.selection import KeepBest
+from keel.core.stopping import StopRules
+from keel.core.task import Task
+from keel.core.transforms import ChannelsLast
 from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
-from keel.models.normalisation import group_norm
+from keel.runs.held_out import hold_out_clients, hold_out_validation
+from keel.runs.initial_model import initial_module
+from keel.runs.losses import find_loss
+from keel.runs.metrics import make_metrics
 from keel.runs.task_checks import checked_task
 from keel.settings import call_imported
-
-VALIDATION_SHARE = 0.2
 
 EngineFactory = Callable[[Workload, int], Engine]
 """A function of the workload and the number of workers that returns an engine."""
@@ -69,8 +70,14 @@ def build(
         cluster = Cluster(spec.engine.address, spec.engine.gpus, requested or cores())
     try:
         device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
+        devices = same_kind(device) if cluster is None and not in_ray_worker() else (device,)
         workload = Workload(
-            task, local_training(spec, task), spec.model.buffers == "local", spec.engine.compile, device
+            task,
+            local_training(spec, task),
+            spec.model.buffers == "local",
+            spec.engine.compile,
+            device,
+            devices if len(devices) > 1 else (),
         )
         count = requested or (cores() if cluster is None else cluster.slots())
         sampler = sampler or make_sampler(spec, task.data.partition)
@@ -78,7 +85,7 @@ def build(
             chosen = engines.make_engine(spec.engine.name, workload, count, cluster)
         else:
             chosen = engines.make_user_engine("engine", engine, workload, count)
-        loop = Loop(task, spec.algorithm, sampler, chosen, _loop_settings(spec), _observers(spec))
+        loop = Loop(task, spec.algorithm, sampler, chosen, _loop_settings(spec), _observers(spec, task))
     except BaseException:  # a cluster that was joined has to be left
         if cluster is not None:
             cluster.leave()
@@ -87,30 +94,33 @@ def build(
 
 
 def make_task(
-    spec: Spec, *, module: nn.Module | None = None, data: FederatedData | None = None, loss: Loss | None = None
+    spec: Spec,
+    *,
+    module: nn.Module | None = None,
+    data: FederatedData | None = None,
+    loss: Loss | str | None = None,
+    metrics: Sequence[Any] | None = None,
 ) -> Task:
-    """The task of a spec. A module, data or loss that is passed replaces the one that the spec names."""
+    """The task of a spec. A module, data, loss or metrics that are passed replace those that the spec names."""
     data = load_data(spec) if data is None else data
     if spec.evaluation.on == "validation":
         data = hold_out_validation(data, spec.seed)
+    tests = None
+    if spec.evaluation.clients is not None:
+        data, tests = hold_out_clients(data, spec.evaluation, spec.seed, spec.local.lr)
     if spec.algorithm.pooled:
-        data = replace(data, partition=Partition.of([data.partition.indices]))
-    if module is None:
-        with keyed_torch_rng(spec.seed, "model"):
-            module = models.build(spec.model.name, data.input_shape, data.classes, spec.model.settings)
-    if spec.model.buffers == "group_norm":
-        module = group_norm(module)
-    if loss is not None and not callable(loss):
-        raise KeelError(
-            f"loss must be a function of outputs and targets that returns a loss per example (got {loss!r})"
-        )
+        data = replace(data, partition=Partition.of([data.partition.indices]), client_names=None)
+    module = initial_module(spec.model, spec.seed, data.input_shape, data.outputs, module)
     layout = spec.engine.layout or _default_layout(data, module, spec.engine)
     if layout == "channels_last":
         if len(data.input_shape) != 3:
             shape = tuple(data.input_shape)
             raise KeelError(f"engine.layout = 'channels_last' requires images (got inputs of shape {shape})")
         data = replace(data, transform=ChannelsLast(data.transform))
-    task = Task(module, data, loss or default_loss(data), layout=layout)
+    measured, primary = make_metrics(
+        (spec.evaluation.metrics or ()) if metrics is None else metrics, data, spec.evaluation
+    )
+    task = Task(module, data, find_loss(loss or spec.local.loss, data), (), layout, measured, primary, tests)
     return checked_task(task, spec) if data.is_local else task
 
 
@@ -128,27 +138,14 @@ def load_data(spec: Spec) -> FederatedData:
         spec.seed,
         data.partition or "dirichlet",
         clients=data.clients,
-        alpha=data.alpha or 0.0,
+        alpha=data.alpha,
+        classes_per_client=data.classes_per_client,
+        shards_per_client=data.shards_per_client,
+        noise=data.noise,
         min_examples=data.min_examples,
         max_examples=data.max_examples,
         test_examples=data.test_examples,
     )
-
-
-def hold_out_validation(data: FederatedData, seed: int) -> FederatedData:
-    """Replace the test examples by a fifth of each client's training examples, to select settings on."""
-    partition, rng = data.partition, keyed_rng(seed, "validation")
-    shuffled = partition.indices.copy()
-    for first, end in pairwise(partition.offsets.tolist()):
-        rng.shuffle(shuffled[first:end])
-    cuts = (partition.sizes * VALIDATION_SHARE).astype(np.int64)
-    rank = np.arange(len(shuffled)) - np.repeat(partition.offsets[:-1], partition.sizes)
-    validation = rank < np.repeat(cuts, partition.sizes)
-    chosen = shuffled[validation]
-    if len(chosen) == 0:
-        raise KeelError("evaluation.on = 'validation' requires a client with at least five examples; use 'test'")
-    kept = Partition(shuffled[~validation], np.concatenate([[0], np.cumsum(partition.sizes - cuts)]))
-    return replace(data, test=data.train[chosen], partition=kept, sha256=data.fingerprint())
 
 
 def local_training(spec: Spec, task: Task) -> LocalTraining:
@@ -197,9 +194,23 @@ def _loop_settings(spec: Spec) -> LoopSettings:
     )
 
 
-def _observers(spec: Spec) -> list[Observer]:
-    observers: list[Observer] = [Drift()] if spec.evaluation.drift else []
-    return [*observers, Deviation(spec.evaluation.deviation)] if spec.evaluation.deviation else observers
+def stop_rules(spec: Spec) -> StopRules:
+    """The rules of the spec's `[stop]` table."""
+    if spec.stop is None:
+        return StopRules()
+    fields = spec.stop.model_dump(exclude={"gigabytes"}, exclude_none=True)
+    return StopRules(**fields, bytes=None if spec.stop.gigabytes is None else spec.stop.gigabytes * 1e9)
+
+
+def _observers(spec: Spec, task: Task) -> list[Observer]:
+    evaluation, observers = spec.evaluation, list[Observer]()
+    if evaluation.drift:
+        observers.append(Drift())
+    if evaluation.deviation:
+        observers.append(Deviation(evaluation.deviation))
+    if evaluation.select:
+        observers.append(KeepBest(task.primary))
+    return observers
 
 
 def _default_layout(data: FederatedData, module: nn.Module, engine: EngineSpec) -> Layout:

@@ -15,6 +15,8 @@ from keel.errors import KeelError
 from keel.runs.files import write_atomic
 
 FORMAT = "2"
+BUFFERS = "buffers/"
+"""The name of the model's averaged buffers in a checkpoint."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,9 +47,9 @@ def save_checkpoint(file: Path, state: TrainingState) -> None:
     tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in clients.items()}
     tensors |= {f"observed/{name}": tensor for name, tensor in state.observed.items()}
     if state.buffers is not None:
-        tensors["buffers/"] = state.buffers
+        tensors[BUFFERS] = state.buffers
     metadata = {"format": FORMAT, "round": str(state.round), "signature": signature}
-    write_atomic(file, _safetensors(tensors, metadata))
+    write_atomic(file, safetensors_parts(tensors, metadata))
     state.clients.saved()
 
 
@@ -56,18 +58,8 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
     if not file.is_file():
         return None
     state = TrainingState(0, {}, clients)
-    try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata()
-            if metadata.get("format") != FORMAT:
-                raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
-            state.round = int(metadata["round"])
-            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise KeelError(
-            f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "
-            "keel resume to restart from round 1"
-        ) from error
+    tensors, metadata = _read(file)
+    state.round = int(metadata["round"])
     for key in sorted(tensors):
         kind, _, name = key.partition("/")  # names of server state may contain a slash
         if kind == "server":
@@ -80,11 +72,45 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
     return state
 
 
-def _safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+def load_observed(file: Path) -> dict[str, Tensor]:
+    """The tensors that observers keep in a checkpoint; none without a checkpoint."""
+    if not file.is_file():
+        return {}
+    tensors, _ = _read(file, "observed/")
+    return {key.removeprefix("observed/"): tensor for key, tensor in tensors.items()}
+
+
+def _read(file: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a checkpoint whose names begin with `prefix`, and its metadata."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata()
+            if metadata.get("format") != FORMAT:
+                raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
+            names = [key for key in content.keys() if key.startswith(prefix)]  # noqa: SIM118 (not a dict)
+            return {key: content.get_tensor(key) for key in names}, metadata
+    except SafetensorError as error:
+        raise KeelError(
+            f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "
+            "keel resume to restart from round 1"
+        ) from error
+
+
+def load_model(file: Path) -> tuple[int, Tensor, Tensor | None] | None:
+    """The round, the model and its averaged buffers in a checkpoint; None without one. Other state is not read."""
+    if not file.is_file():
+        return None
+    tensors, metadata = _read(file, ("server/theta", BUFFERS))
+    return int(metadata["round"]), tensors["server/theta"], tensors.get(BUFFERS)
+
+
+def safetensors_parts(tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
     """A safetensors file in parts, one tensor after the other: the library would copy all of them into RAM.
 
-    The length of the header comes first, then the header as JSON, then the tensors.
+    The length of the header comes first, then the header as JSON, then the tensors: the widest dtypes first, so that
+    each is aligned.
     """
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 from keel.algorithms import Algorithm
 from keel.config.defaults import check_names, make_spec
+from keel.config.fields import put_field
 from keel.config.overrides import flatten, merge
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.engines import cores
@@ -14,7 +15,6 @@ from keel.errors import KeelError, unknown_name
 from keel.runs.folder import RunFolder
 from keel.runs.objects import RunObjects
 from keel.runs.parallel import Job, run_all
-from keel.runs.passed import put_field
 from keel.runs.progress import show_progress
 from keel.runs.search_space import Point, file_name, name_of, parse_over
 

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 
 from keel.config.schema import CUSTOM
+from keel.core.adapted import own_loss
 from keel.core.flat_model import state_fingerprint
 from keel.core.loop import Loop
+from keel.core.losses import DEFAULTS, LOSSES, OWN
 from keel.core.records import Environment, Versions
 from keel.core.sampling import Sampler
-from keel.core.task import default_loss
+from keel.core.task import Task, default_loss
 from keel.core.versions import source_sha256
-from keel.errors import KeelError
 from keel.runs.build import Training
 
 SAME_BITS = ("keel", "source_sha256", "torch", "numpy")
@@ -50,6 +50,7 @@ def environment_of(training: Training) -> Environment:
         "bit_identical": loop.engine.bit_identical,
         "title": training.spec.algorithm.title,
         "algorithm_class": f"{type(loop.algorithm).__module__}:{type(loop.algorithm).__qualname__}",
+        **({"metrics": CUSTOM} if loop.task.metrics and not training.spec.evaluation.metrics else {}),
         "metric": loop.task.primary.name,
         "maximize": loop.task.primary.maximize,
         **_sampler_text(training),
@@ -66,13 +67,23 @@ def fingerprints(loop: Loop) -> dict[str, Any]:
     """Fingerprints that are equal if two runs have the same task, also where parts of it were passed in Python."""
     task = loop.task
     return {
-        "loss": "cross entropy" if task.loss is default_loss(task.data) else CUSTOM,
+        "loss": _loss_name(task),
         "parameters": loop.parameters,
         "initial_sha256": state_fingerprint(task.module),
         "examples_sha256": task.data.fingerprint(),
         "partition_sha256": task.data.partition.fingerprint(),
         "cohorts_sha256": _cohorts_sha256(loop.sampler),
     }
+
+
+def _loss_name(task: Task) -> str:
+    """The loss by its name; "custom" if it is the user's."""
+    if task.loss is own_loss:
+        return OWN
+    if task.loss is default_loss(task.data):
+        return "cross entropy" if task.data.classes else DEFAULTS[task.data.kind]
+    names = [name for name, entry in LOSSES.items() if entry.make(task.data.specials) is task.loss]
+    return names[0] if names else CUSTOM
 
 
 def _cohorts_sha256(sampler: Sampler) -> str:
@@ -83,17 +94,10 @@ def _cohorts_sha256(sampler: Sampler) -> str:
 
 def _sampler_text(training: Training) -> dict[str, str]:
     """Text that distinguishes two samplers passed in Python in a report, whatever their seeds."""
-    sampler = training.loop.sampler
     if training.spec.participation.sampler != CUSTOM:
         return {}
-    return {"sampler": f"{type(sampler).__name__}, {sampler.size} of {sampler.clients} clients"}
+    return {"sampler": sampler_text(training.loop.sampler)}
 
 
-def check_same_task(environment: Mapping[str, Any], loop: Loop) -> None:
-    """Raise a KeelError unless the loop's task is the one that the run started with."""
-    for name, value in fingerprints(loop).items():
-        if environment.get(name, value) != value:  # earlier versions recorded fewer fingerprints
-            raise KeelError(
-                f"{name} is {value!r}, but the run started with {environment[name]!r}; resume it with the same model, "
-                "data, loss and sampler"
-            )
+def sampler_text(sampler: Sampler) -> str:
+    return f"{type(sampler).__name__}, {sampler.size} of {sampler.clients} clients"

@@ -87,4 +87,4 @@ def _evaluation_seconds(training: Training, state: TrainingState) -> float:
         began = perf_counter()
         evaluator.measure(0)
         took = perf_counter() - began
-    return took * ceil(len(evaluator.parts) / training.loop.engine.processes(training.loop.sampler.size))
+    return took * ceil(evaluator.parts / training.loop.engine.processes(training.loop.sampler.size))

@@ -12,12 +12,15 @@ from typing import cast
 
 import torch
 
+from keel.config.schema import last_rounds
 from keel.core.flat_model import fingerprint
 from keel.core.observers import Hook, Observer
-from keel.core.records import Record, Summary
+from keel.core.records import COMPLETE, Record, Summary
+from keel.core.selection import kept_best
+from keel.core.stopping import EarlyStopping
 from keel.core.training_state import TrainingState
 from keel.errors import KeelError
-from keel.runs.build import Training
+from keel.runs.build import Training, stop_rules
 from keel.runs.folder import RunFolder
 from keel.runs.resources import CHECKPOINT_ROUNDS
 from keel.runs.result import Run, ended_run
@@ -66,13 +69,14 @@ def execute(
     loop, remote = training.loop, training.loop.engine.remote
     advice = "start the same flwr run again" if remote else f"keel resume {quote(str(folder.path))}"
     recorder = Recorder(folder, state, remote, advice)
+    stopping = EarlyStopping(stop_rules(training.spec), loop.task.primary, folder.records(), folder.seconds())
     try:
         with tracked(folder, training.spec) as track:
             with nullcontext(threading.Event()) if remote else interruptible() as interrupted:
                 # the recorder comes after the hooks, so that what they add to a record is written
                 observers = [*hooks, recorder, track]
-                status = loop.run(state, observers, stop=lambda: interrupted.is_set() or stop())
-            summary = summarize(folder, training, state, status)
+                status = loop.run(state, observers, lambda: interrupted.is_set() or stop(), stopping)
+            summary = summarize(folder, training, state, status, stopping.reason)
             if status == "diverged":  # the summary first: nothing may continue from a model that is not finite
                 folder.finish(summary)
                 folder.save(state)
@@ -84,17 +88,23 @@ def execute(
     return ended_run(folder, training, state)
 
 
-def summarize(folder: RunFolder, training: Training, state: TrainingState, status: str) -> Summary:
+def summarize(
+    folder: RunFolder, training: Training, state: TrainingState, status: str, stop_reason: str | None
+) -> Summary:
     records, spec, primary = folder.records(), training.spec, training.loop.task.primary
-    last = [r for r in records if r["round"] > spec.rounds - spec.evaluation.last] if status == "finished" else []
+    last = _last(records, spec.evaluation.last, status)
     evaluated = next((r for r in reversed(records) if "test_loss" in r), Record())
+    best = kept_best(state.observed)
     return {
         "status": status,
+        "stop_reason": stop_reason if status == "stopped" else None,
         "rounds": state.round,
         "metric": primary.name,
         "maximize": primary.maximize,
         "value": _mean(last, primary.name),
         "last_value": _mean([evaluated], primary.name),
+        "best_round": None if best is None else best.round,
+        "best_value": None if best is None else best.value,
         "accuracy": _mean(last, "accuracy"),
         "last_accuracy": evaluated.get("accuracy"),
         "test_loss": evaluated.get("test_loss"),
@@ -107,6 +117,13 @@ def summarize(folder: RunFolder, training: Training, state: TrainingState, statu
         "parameters": training.loop.parameters,
         "model_sha256": fingerprint(state.server["theta"], state.buffers),
     }
+
+
+def _last(records: list[Record], most: int, status: str) -> list[Record]:
+    """The rounds over which the result is averaged. A stopped run has fewer, as a spec of so few rounds would have."""
+    if status not in COMPLETE:
+        return []
+    return records[-(most if status == "finished" else last_rounds(most, len(records))) :]
 
 
 def _mean(records: list[Record], metric: str) -> float | None:

@@ -3,6 +3,9 @@
 spec.toml        the resolved spec
 environment.json versions, engine, device and fingerprints of the task
 data.json        client statistics: sizes and label distributions
+model.json       names and shapes of the model's tensors, so that they can be read without the model's class
+frozen.safetensors   the model's tensors that training does not change, if it has any
+initial.safetensors  the initial weights, if they came from a file (model.init)
 metrics.jsonl    a record per round, append-only; no times, so that equal runs have equal files
 timings.jsonl    the wall-clock seconds of each round
 checkpoint/      the training state to continue from
@@ -15,22 +18,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from safetensors.torch import load_file
 from torch import Tensor
 
 from keel.config.overrides import read_spec
 from keel.config.schema import Spec, resolved_spec
 from keel.core.client_state import ClientStates
 from keel.core.records import Environment, Record, Summary
+from keel.core.selection import BestModel, kept_best
 from keel.core.training_state import TrainingState
 from keel.errors import KeelError
-from keel.runs.checkpoint import load_checkpoint, save_checkpoint
+from keel.runs.checkpoint import load_checkpoint, load_observed, save_checkpoint
 from keel.runs.files import sync, write_atomic, write_synced
+from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
 
 
 class RunFolder:
@@ -43,10 +50,16 @@ class RunFolder:
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
         self.clients_file = path / "checkpoint" / "clients.bin"
         self.tracking_file = path / "tracking.json"
+        self.frozen_file, self.initial_file = path / FROZEN, path / INITIAL
 
     @classmethod
     def create(
-        cls, path: Path, spec: Spec, environment: Environment, statistics: dict[str, Any] | None = None
+        cls,
+        path: Path,
+        spec: Spec,
+        environment: Environment,
+        statistics: dict[str, Any] | None = None,
+        model: ModelRecord | None = None,
     ) -> "RunFolder":
         """Make a new folder. It appears complete or not at all.
 
@@ -63,6 +76,8 @@ class RunFolder:
             write_synced(temporary / "environment.json", [_json(environment, indent=2)])
             if statistics is not None:
                 write_synced(temporary / "data.json", [_json(statistics)])
+            if model is not None:
+                model.write(temporary)
             write_synced(temporary / "metrics.jsonl", [])
             write_synced(temporary / "timings.jsonl", [])
             temporary.chmod(0o755)
@@ -113,13 +128,22 @@ class RunFolder:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     @property
+    def model(self) -> ModelRecord | None:
+        """The class of the model and the names of its tensors; None in folders of earlier versions."""
+        return ModelRecord.read(self.path)
+
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """The model's tensors that training does not change."""
+        return load_file(self.frozen_file) if self.frozen_file.is_file() else {}
+
+    @property
     def summary(self) -> Summary | None:
         """How the run ended; None while it has not."""
         return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else None
 
     @property
     def ended(self) -> bool:
-        """Whether the run finished or diverged, so that no round is left."""
+        """Whether the run finished, stopped or diverged, so that no round is left."""
         summary = self.summary
         return summary is not None and summary["status"] != "interrupted"
 
@@ -155,6 +179,23 @@ class RunFolder:
         """The state of the last checkpoint, or None; the client states are restored into `clients`."""
         return load_checkpoint(self.checkpoint_file, ClientStates(self.clients_file) if clients is None else clients)
 
+    def final_state(self) -> TrainingState:
+        """The state at the end of a run that has ended."""
+        state = self.checkpoint()
+        if state is None:
+            raise self.no_checkpoint()
+        return state
+
+    def no_checkpoint(self) -> KeelError:
+        """The error for a run without a checkpoint, and so without a trained model."""
+        path = quote(str(self.path))
+        if not self.ended:
+            return KeelError(f"run: {str(self.path)!r} has no checkpoint yet; wait for one, or use keel resume {path}")
+        return KeelError(
+            f"run: {str(self.path)!r} has ended, but its checkpoint is missing; restore {self.checkpoint_file}, or "
+            f"delete summary.json and train again from round 1 with keel resume {path}"
+        )
+
     def restore(self, clients: ClientStates) -> TrainingState | None:
         """The state of the last checkpoint; the records of later rounds are removed."""
         state = self.checkpoint(clients)
@@ -175,6 +216,14 @@ class RunFolder:
 
     def finish(self, summary: Summary) -> None:
         write_atomic(self.summary_file, [_json(summary, indent=2)])
+
+
+def best_model(folder: RunFolder) -> BestModel | None:
+    """The best model by the primary metric that a run with `evaluation.select` has kept so far, or None.
+
+    It is unpacked as theta, buffers, round, value.
+    """
+    return kept_best(load_observed(folder.checkpoint_file))
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:

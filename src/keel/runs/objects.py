@@ -8,10 +8,11 @@ from torch import nn
 
 from keel.core.examples import FederatedData
 from keel.core.observers import Hook, Observer, as_observer
-from keel.core.randomness import keyed_torch_rng
 from keel.core.sampling import Sampler
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.errors import KeelError
 from keel.runs.build import EngineFactory
+from keel.runs.passed import objects_only
 
 ModelSource = nn.Module | Callable[[int], nn.Module]
 """A module, or a function of the seed that returns one."""
@@ -52,11 +53,18 @@ class RunObjects:
     @property
     def used(self) -> bool:
         """Whether the result of a run depends on an object."""
-        return any(value is not None for value in self.passed.values())
+        return any(objects_only(value) is not None for value in self.passed.values())
 
     def for_seed(self, seed: int) -> dict[str, Any]:
         """The arguments of keel.run for a run with this seed."""
-        return {name: self.made(name, seed) for name, value in self.passed.items() if value is not None}
+        made = {name: objects_only(self.made(name, seed)) for name in self.passed}  # names are in the spec
+        return {name: value for name, value in made.items() if value is not None}
+
+    def of_task(self, seed: int) -> dict[str, Any]:
+        """The arguments of keel.runs.build.make_task for a run with this seed."""
+        made = self.for_seed(seed)
+        names = {"module": "model", "data": "data", "loss": "loss", "metrics": "metrics"}
+        return {argument: made[name] for argument, name in names.items() if name in made}
 
     def made(self, name: str, seed: int) -> Any:
         """The object for this seed. PyTorch's generator is seeded, so that initial weights depend on the seed alone."""

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.config.schema import Spec, resolved_spec
-from keel.core.records import Record
+from keel.core.records import PrimaryMetric, final_value, primary_metric
 from keel.engines import cores
 from keel.errors import KeelError
-from keel.runs.build import check_tasks
+from keel.runs.build import make_task
 from keel.runs.files import sqlite_address
 from keel.runs.objects import RunObjects
 from keel.runs.parallel import Executor, Job, ThisProcess, cluster_of, executor, result_of, run_one
-from keel.runs.progress import ProgressCallback, show_progress
+from keel.runs.progress import ProgressCallback, RoundProgress, show_progress
 from keel.runs.run import find_run
 from keel.runs.search_space import Axis, Plan, Point, Range, name_of
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 Outcome = dict[str, Any]
 """The end of a trial: the name of its state in Optuna, and its value."""
 STUDY = "sweep"
-WORST = 0.0
-"""The value of a point that diverged: no accuracy is lower."""
 
 
 def run_trials(
@@ -42,12 +41,13 @@ def run_trials(
 ) -> list[Point]:
     """Run the trials that are left, and return the points of all trials, each once, in the order of their proposal."""
     optuna = _optuna()
-    _check(plan, path, objects)
+    primary = _check(plan, path, objects)
     path.mkdir(parents=True, exist_ok=True)
     total = plan.search.points or 0
     with _storage(path) as storage:
+        direction = "maximize" if primary.maximize else "minimize"
         study = optuna.create_study(
-            storage=storage, study_name=STUDY, load_if_exists=True, direction="maximize", pruner=_pruner(plan)
+            storage=storage, study_name=STUDY, load_if_exists=True, direction=direction, pruner=_pruner(plan)
         )
         _same_search(study, plan, path)
         before = _proposed(study, plan)
@@ -185,21 +185,30 @@ def _run_jobs(
         for k, job in enumerate(jobs):
             offset = k * job.spec.rounds
 
-            def enough(record: Record, spec: Spec = job.spec, offset: int = offset) -> bool:
-                step = offset + record["round"]
-                due = record["round"] % spec.evaluation.every == 0 and record["round"] < spec.rounds
-                if pruner is None or not due or "accuracy" not in record or step <= reported:
+            def enough(progress: RoundProgress, spec: Spec = job.spec, offset: int = offset) -> bool:
+                step = offset + progress["round"]
+                due = progress["round"] % spec.evaluation.every == 0 and progress["round"] < spec.rounds
+                if pruner is None or not due or "value" not in progress or step <= reported:
                     return False
-                trial.report(record["accuracy"], step)
+                trial.report(progress["value"], step)
                 return trial.should_prune()
 
             summary = run_one(line + k, job, workers, enough)
+            worst = worst_value(primary_metric(summary))
             if summary["status"] == "diverged":
-                return {"value": WORST, "state": "COMPLETE"}
+                return {"value": worst, "state": "COMPLETE"}
             if summary["status"] == "interrupted":
                 return {"value": None, "state": "PRUNED"}
-            scores.append(summary["accuracy"] or WORST)
+            score = final_value(summary)
+            scores.append(worst if score is None else score)
     return {"value": sum(scores) / len(scores), "state": "COMPLETE"}
+
+
+def worst_value(primary: PrimaryMetric) -> float:
+    """The value of a point that diverged: no other is worse."""
+    if primary.is_fraction:
+        return 0.0 if primary.maximize else 1.0
+    return -inf if primary.maximize else inf
 
 
 def _optuna() -> Any:
@@ -224,13 +233,13 @@ def _storage(path: Path) -> Iterator[Any]:
         storage.engine.dispose()
 
 
-def _check(plan: Plan, path: Path, objects: RunObjects | None) -> None:
-    """Check that the first possible point can be run, before anything is written."""
+def _check(plan: Plan, path: Path, objects: RunObjects | None) -> PrimaryMetric:
+    """Check that the first possible point can be run, before anything is written, and return its primary metric."""
     first = {key: axis.low if isinstance(axis, Range) else axis[0] for key, axis in plan.axes.items()}
     for spec, folder in plan.runs(first, path):
         find_run(spec, folder)
-    if objects is None or not objects.used:
-        check_tasks([plan.specs(first)[0]])
+    spec = plan.specs(first)[0]
+    return make_task(spec, **({} if objects is None else objects.of_task(spec.seed))).primary
 
 
 def _same_search(study: "Study", plan: Plan, path: Path) -> None:
@@ -275,7 +284,7 @@ def _sampler(plan: Plan, proposed: int) -> "BaseSampler":
 
 
 def _pruner(plan: Plan) -> "BasePruner | None":
-    """The pruner by name. None of them judges a run in its first tenth, where accuracy is not yet informative."""
+    """The pruner by name. None of them judges a run in its first tenth, where the metric is not yet informative."""
     from optuna import pruners
 
     rounds = plan.base.rounds

@@ -26,23 +26,22 @@ import torch
 
 from keel.config.schema import CUSTOM, Spec, algorithm_table, resolved_spec
 from keel.core.devices import cores, find_device
-from keel.core.records import Record, Summary
+from keel.core.records import Summary
 from keel.engines import FORKS
 from keel.engines.allocator import tune
 from keel.engines.ray_cluster import Cluster
 from keel.errors import Interrupted, KeelError
 from keel.runs.objects import RunObjects
+from keel.runs.progress import ProgressCallback, ProgressObserver, RoundProgress
 from keel.runs.ray_jobs import ProgressReceiver, ProgressSender, RayExecutor, ray_executor
 from keel.runs.run import find_run, resume
 from keel.runs.run import run as start_run
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-PROGRESS_KEYS = ("round", "bytes_down", "bytes_up", "accuracy", "diverged")
-"""The keys of a record that a worker sends while it runs."""
-OnRound: TypeAlias = Callable[[int, Record], None]
-"""Called with the number of the job and the record of its round."""
-ProgressQueue: TypeAlias = "multiprocessing.Queue[tuple[int, Record]]"
+OnRound: TypeAlias = ProgressCallback
+"""Called with the number of the job and the progress of its round."""
+ProgressQueue: TypeAlias = "multiprocessing.Queue[tuple[int, RoundProgress]]"
 _progress: "ProgressQueue | ProgressSender | ThisProcess"
 _halted: "Event | ProgressSender | threading.Event"
 _interrupted = threading.Event()
@@ -144,7 +143,7 @@ class ThisProcess:
         self.on_round, self.work = on_round, work
         report_to(self, threading.Event(), objects)
 
-    def put(self, progress: tuple[int, Record]) -> None:
+    def put(self, progress: tuple[int, RoundProgress]) -> None:
         """Forward the progress of the job that is running."""
         self.on_round(*progress)
 
@@ -268,7 +267,9 @@ def report_to(
     _interrupted.clear()
 
 
-def run_one(number: int, job: Job, workers: int, enough: Callable[[Record], bool] = lambda record: False) -> Summary:
+def run_one(
+    number: int, job: Job, workers: int, enough: Callable[[RoundProgress], bool] = lambda progress: False
+) -> Summary:
     """Run or resume one job of a worker, and return its summary.
 
     Args:
@@ -277,9 +278,9 @@ def run_one(number: int, job: Job, workers: int, enough: Callable[[Record], bool
     spec, path = job.spec, job.path
     stopped = threading.Event()
 
-    def report(record: Record, *_: Any) -> None:
-        _progress.put((number, cast(Record, {key: value for key, value in record.items() if key in PROGRESS_KEYS})))
-        if enough(record):
+    def report(progress: RoundProgress) -> None:
+        _progress.put((number, progress))
+        if enough(progress):
             stopped.set()
         if _interrupted.is_set():  # Ctrl-C came before the run could handle it
             signal.raise_signal(signal.SIGINT)
@@ -289,7 +290,7 @@ def run_one(number: int, job: Job, workers: int, enough: Callable[[Record], bool
     if (summary := ended_summary(job, _objects)) is not None:
         return summary
     options: dict[str, Any] = {} if _objects is None else _objects.for_seed(spec.seed)
-    options |= {"hooks": [*(_objects.hooks if _objects else []), report], "workers": workers}
+    options |= {"hooks": [*(_objects.hooks if _objects else []), ProgressObserver(report)], "workers": workers}
     options["stop"] = lambda: stopped.is_set() or _halted.is_set()
     folder = find_run(spec, path)
     if folder is None:

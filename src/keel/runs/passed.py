@@ -1,21 +1,21 @@
-"""Objects that are passed in Python instead of being named in a spec: model, data, algorithm, loss, sampler, engine."""
+"""Objects that are passed in Python instead of being named in a spec: the model, the data, the metrics and others."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch import nn
 
 from keel.algorithms import Algorithm
 from keel.config.defaults import check_names, make_spec, without_none
-from keel.config.overrides import put, read_spec
+from keel.config.overrides import read_spec
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.core.examples import FederatedData
 from keel.core.records import Environment
-from keel.errors import KeelError, explain, unknown_name
+from keel.errors import KeelError
 from keel.runs.build import check_sampler
+from keel.runs.folder import RunFolder
 
 Passed = Mapping[str, Any]
 """The arguments of keel.run by name; None for those that were not passed."""
@@ -32,12 +32,14 @@ class _Place:
 
 
 PLACES = {
-    "model": _Place("model", allowed=frozenset({"buffers"})),
+    "model": _Place("model", allowed=frozenset({"buffers", "init"})),
     "data": _Place("data"),
     "algorithm": _Place("algorithm"),
     "sampler": _Place("participation", "sampler"),
     "engine": _Place("engine", allowed=frozenset({"device", "layout", "workers"})),
 }
+NAMES = {"loss": ("local", "loss"), "metrics": ("evaluation", "metrics")}
+"""The fields of arguments that may also be names. The environment records whether objects were passed."""
 KINDS = {"model": nn.Module, "data": FederatedData, "algorithm": Algorithm}
 
 
@@ -71,42 +73,60 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
     for name, value in passed.items():
         if value is not None and name in PLACES:
             table = _replaced(table, name, value)
+        elif value is not None:
+            table = _named(table, name, value)
     return table
 
 
 def check_varied(fields: Iterable[str], passed: Passed) -> None:
     """Raise a KeelError if a field that varies between runs is one that an object replaces."""
-    for name, place in PLACES.items():
-        for field in fields:
-            section, _, rest = field.partition(".")
-            if passed.get(name) is not None and section == place.section and rest not in place.allowed:
+    replaced = {name: (place.section, place.allowed) for name, place in PLACES.items()}
+    for field in fields:
+        section, _, rest = field.partition(".")
+        names = [name for name, (table, allowed) in replaced.items() if section == table and rest not in allowed]
+        names += [name for name, place in NAMES.items() if (section, rest) == place]
+        for name in names:
+            if passed.get(name) is not None:
                 raise KeelError(f"over: {field} conflicts with {name}=, which replaces it; remove one of them")
 
 
-def put_field(table: dict[str, Any], field: str, value: Any) -> None:
-    """Set a field of a table, also a hyper-parameter of an algorithm that is an object."""
-    section, _, name = field.partition(".")
-    algorithm = table.get("algorithm")
-    if section != "algorithm" or not isinstance(algorithm, Algorithm):
-        put(table, field, value)
-        return
-    if name not in (settings := algorithm.settings()):
-        raise unknown_name("hyper-parameter", name, settings, owner=type(algorithm).__name__)
-    try:
-        table["algorithm"] = replace(algorithm, **{name: value})
-    except ValidationError as error:
-        raise KeelError(explain(error, "algorithm")) from None
+def objects_only(value: Any) -> Any:
+    """The argument `loss` or `metrics`; None if it consists of names, which the spec has."""
+    return None if _are_names(value) else value
 
 
-def check_resumed(passed: Passed, table: Mapping[str, Any], environment: Environment) -> None:
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value))
+
+
+def _named(table: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The table with the names that are passed. Objects are not named in it."""
+    section, field = NAMES[name]
+    fields = table.get(section, {})
+    if fields.get(field) is not None:
+        raise KeelError(
+            f"{section}.{field} = {fields[field]!r} conflicts with {name}=, which replaces it; remove one of them"
+        )
+    if not _are_names(value):
+        return table
+    return {**table, section: {**fields, field: value if isinstance(value, str) else list(value)}}
+
+
+def check_resumed(passed: Passed, folder: RunFolder) -> None:
     """Raise a KeelError unless what is passed to keel.resume is what was passed to keel.run."""
-    for name, value in passed.items():
-        place = PLACES.get(name)
-        recorded = environment["loss"] if place is None else table[place.section].get(place.field)
-        if value is None and recorded == CUSTOM:
-            raise KeelError(f"{name} was passed in Python when this run started; use keel.resume(..., {name}=...)")
-        if value is not None and recorded != CUSTOM and name in ("sampler", "engine"):
-            raise KeelError(f"{name} was not passed when this run started (it used {recorded!r}); leave it out")
+    table, environment = folder.table, folder.environment
+    recorded = {name: _recorded(name, table, environment) for name in passed}
+    started_with = [name for name, reference in recorded.items() if reference == CUSTOM]
+    missing = [name for name in started_with if passed[name] is None]
+    if missing:
+        arguments = ", ".join(f"{name}=..." for name in started_with)
+        names = " and ".join([*([", ".join(missing[:-1])] if missing[:-1] else []), missing[-1]])
+        raise KeelError(
+            f"this run was started in Python: pass {names} again, with keel.resume({str(folder.path)!r}, {arguments})"
+        )
+    for name in ("sampler", "engine"):
+        if passed[name] is not None and recorded[name] != CUSTOM:
+            raise KeelError(f"{name} was not passed when this run started (it used {recorded[name]!r}); leave it out")
     algorithm = passed["algorithm"]
     if algorithm is not None:
         started, resumed = (table["algorithm"], environment.get("algorithm_class")), algorithm_identity(algorithm)
@@ -115,6 +135,15 @@ def check_resumed(passed: Passed, table: Mapping[str, Any], environment: Environ
                 f"algorithm must be {started[1]} with {started[0]}, as when the run started "
                 f"(got {resumed[1]} with {resumed[0]})"
             )
+
+
+def _recorded(name: str, table: Mapping[str, Any], environment: Environment) -> str | None:
+    """What the run used: a name, or "custom" for an object that was passed."""
+    if name in NAMES:
+        section, field = NAMES[name]
+        return environment.get(name) if table.get(section, {}).get(field) is None else None  # type: ignore[return-value]
+    place = PLACES[name]
+    return table.get(place.section, {}).get(place.field)
 
 
 def algorithm_identity(algorithm: Algorithm) -> tuple[dict[str, Any], str]:

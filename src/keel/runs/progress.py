@@ -6,20 +6,62 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from keel.core.records import Record
+from keel.core.observers import Observer, RoundEnd
+from keel.core.records import PrimaryMetric, Record, primary_metric
+from keel.core.training_state import TrainingState
 from keel.runs.folder import RunFolder
-from keel.units import percent, size
+from keel.units import size
 
 errors = Console(stderr=True, highlight=False, markup=False)
 
-ProgressCallback = Callable[[int, Record], None]
-"""Called with the number of a run and the record of its round."""
+
+class RoundProgress(TypedDict, total=False):
+    """What progress shows of a round."""
+
+    round: int
+    bytes_down: int
+    bytes_up: int
+    diverged: bool
+    metric: str
+    """The key of the primary metric."""
+    maximize: bool
+    value: float
+    """The primary metric; missing unless the round was evaluated."""
+
+
+ProgressCallback = Callable[[int, RoundProgress], None]
+"""Called with the number of a run and the progress of its round."""
+
+
+class ProgressObserver(Observer):
+    """Calls a function with the progress of each round."""
+
+    def __init__(self, report: Callable[[RoundProgress], None]):
+        self.report = report
+        self.primary = PrimaryMetric()
+
+    def round_ended(self, event: RoundEnd) -> None:
+        self.primary = event.loop.task.primary
+
+    def round_recorded(self, record: Record, state: TrainingState, seconds: float) -> None:
+        self.report(progress_of(record, self.primary))
+
+
+def progress_of(record: Record, primary: PrimaryMetric) -> RoundProgress:
+    """Return the part of a record that progress shows."""
+    progress: RoundProgress = {"round": record["round"], "metric": primary.name, "maximize": primary.maximize}
+    for key in ("bytes_down", "bytes_up", "diverged"):
+        if key in record:
+            progress[key] = record[key]
+    if isinstance(value := record.get(primary.name), int | float):
+        progress["value"] = value
+    return progress
 
 
 @contextmanager
@@ -68,26 +110,33 @@ class _Totals:
         self.labels, self.names, self.paths, self.show = labels, names or labels, paths, show
         self.done = [0] * len(labels)
         self.bytes = dict.fromkeys(labels, 0)
-        self.accuracy = dict.fromkeys(labels, "")
+        self.quality = dict.fromkeys(labels, "")
         self.diverged = dict.fromkeys(labels, 0)
 
-    def __call__(self, number: int, record: Record) -> None:
+    def __call__(self, number: int, progress: RoundProgress) -> None:
         label = self.labels[number]
-        if self.done[number] == 0 and record["round"] > 1 and self.paths is not None:
-            self.bytes[label] += _bytes_before(self.paths[number], record["round"])
-        self.done[number] = record["round"]
-        self.bytes[label] += _bytes(record)
-        self.diverged[label] += bool(record.get("diverged"))
-        if "accuracy" in record:
+        if self.done[number] == 0 and progress["round"] > 1 and self.paths is not None:
+            self.bytes[label] += _bytes_before(self.paths[number], progress["round"])
+        self.done[number] = progress["round"]
+        self.bytes[label] += _bytes(progress)
+        self.diverged[label] += bool(progress.get("diverged"))
+        if "value" in progress:
             run = f" ({self.names[number]})" if self.names[number] != label else ""
-            self.accuracy[label] = f"{percent(record['accuracy'])}{run}"
+            self.quality[label] = f"{_quality(progress)}{run}"
         done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
         failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
-        state = "  ".join(part for part in (size(self.bytes[label]), failed, self.accuracy[label]) if part)
+        state = "  ".join(part for part in (size(self.bytes[label]), failed, self.quality[label]) if part)
         self.show(label, done, state)
 
 
-def _bytes(record: Record) -> int:
+def _quality(progress: RoundProgress) -> str:
+    """Return the value of the primary metric, with its name unless it is the usual accuracy."""
+    primary = primary_metric(progress)
+    value = primary.text(progress["value"])
+    return value if primary == PrimaryMetric() else f"{primary.label} {value}"
+
+
+def _bytes(record: Record | RoundProgress) -> int:
     return record.get("bytes_down", 0) + record.get("bytes_up", 0)
 
 

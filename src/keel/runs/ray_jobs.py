@@ -15,10 +15,10 @@ from time import sleep
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
-from keel.core.records import Record
 from keel.engines.allocator import tune
 from keel.engines.ray_cluster import Cluster, load_ray, node_address, one_line, this_node
 from keel.errors import Interrupted, KeelError
+from keel.runs.progress import RoundProgress
 
 T = TypeVar("T")
 RETRIES = 3
@@ -31,17 +31,17 @@ class ProgressBoard:
     """A Ray actor that holds the runs' progress until it is read, and whether they should stop."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[int, Record]] = []
+        self.records: list[tuple[int, RoundProgress]] = []
         self.halted = False
 
     def is_halted(self) -> bool:
         return self.halted
 
-    def add(self, number: int, record: Record) -> bool:
+    def add(self, number: int, record: RoundProgress) -> bool:
         self.records.append((number, record))
         return self.halted
 
-    def read(self) -> list[tuple[int, Record]]:
+    def read(self) -> list[tuple[int, RoundProgress]]:
         records, self.records = self.records, []
         return records
 
@@ -55,7 +55,7 @@ class ProgressSender:
     def __init__(self, board: Any):
         self.board, self.halted = board, False
 
-    def put(self, progress: tuple[int, Record]) -> None:
+    def put(self, progress: tuple[int, RoundProgress]) -> None:
         self.halted = load_ray().get(self.board.add.remote(*progress))
 
     def is_set(self) -> bool:
@@ -67,9 +67,9 @@ class ProgressReceiver:
 
     def __init__(self, board: Any):
         self.board = board
-        self.unread: deque[tuple[int, Record]] = deque()
+        self.unread: deque[tuple[int, RoundProgress]] = deque()
 
-    def get(self, *, timeout: float) -> tuple[int, Record]:
+    def get(self, *, timeout: float) -> tuple[int, RoundProgress]:
         if not self.unread:
             sleep(timeout)
             self.unread.extend(load_ray().get(self.board.read.remote()))

@@ -11,14 +11,16 @@ from shutil import disk_usage
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from keel.core.client_state import Precision, row_bytes, signature_of
+from keel.core.choices import Precision
+from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
 from keel.core.engine import RoundSize, one_client_footprint
-from keel.core.randomness import keyed_torch_rng
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS
 from keel.errors import KeelError
 from keel.runs.build import Training
+from keel.runs.model_record import model_record
 from keel.units import size
 
 CHECKPOINT_ROUNDS = 100
@@ -60,11 +62,11 @@ def footprint_of(training: Training) -> Footprint:
     )
     server = sum(t.numel() * t.element_size() for t in spec.algorithm.init_server(training.loop.initial).values())
     server += model * min(spec.rounds, spec.algorithm.history(training.loop.sampler.period))
-    updates = model * max(spec.evaluation.deviation, default=0)
+    observed = model * (max(spec.evaluation.deviation, default=0) + bool(spec.evaluation.select))
     budget = int(spec.memory.ram_gb * 1e9)
-    disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + updates) + max(0, server - budget)
-    disk += spec.rounds * (ROUND_LINES + 8 * cohort)
-    ram = min(server, max(budget, 2 * model)) + 2 * updates + training.loop.engine.footprint(_round_size(training))
+    disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
+    disk += spec.rounds * (ROUND_LINES + 8 * cohort) + model_record(training).size
+    ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
     return Footprint(disk, ram, clients if stored else 0, stored, server)
 
 

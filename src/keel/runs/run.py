@@ -19,12 +19,14 @@ from keel.data.statistics import client_statistics
 from keel.errors import KeelError
 from keel.runs.build import EngineFactory, Training, build, make_task
 from keel.runs.checkpoint import check_dtypes
-from keel.runs.environment import SAME_BITS, check_same_task, environment_of, versions
+from keel.runs.environment import SAME_BITS, environment_of, versions
 from keel.runs.execute import execute
 from keel.runs.folder import RunFolder
-from keel.runs.passed import check_resumed, spec_of
+from keel.runs.model_record import model_record
+from keel.runs.passed import check_resumed, objects_only, spec_of
 from keel.runs.resources import Footprint, check_footprint
 from keel.runs.result import Run, ended_run
+from keel.runs.same_task import check_same_task
 from keel.runs.tracking import check_trackers
 
 
@@ -34,7 +36,8 @@ def run(
     model: nn.Module | None = None,
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
+    metrics: Sequence[Any] | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
     out: str | Path | None = None,
@@ -51,24 +54,38 @@ def run(
         model: A module; its current parameters are the initial ones.
         data: Federated data, as from keel.federate.
         algorithm: An algorithm with its hyper-parameters.
-        loss: A function of outputs and targets that returns one loss per example.
+        loss: A name ("cross_entropy", "sequence_cross_entropy", "mse", "mae", "huber", "bce", or "model" for the
+            model's own loss), or a function of outputs and targets that returns one loss per example or their mean. By
+            default it suits the targets.
+        metrics: What is measured at each evaluation: names as of torchmetrics ("f1", "auroc", "mae", ...), torchmetrics
+            objects, or functions of all outputs and targets. The first is the primary metric, by which runs are
+            compared. By default accuracy, or the loss where targets are not classes.
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler).
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
         out: The folder; without it a new one below runs/.
         title: The method's name in tables and reports; without it the algorithm's.
         hooks: keel.Observer instances, or functions hook(record, state, seconds) that are called after each round.
         workers: Processes to train with.
-        stop: Called after each round; True stops the run as Ctrl-C does.
+        stop: Called after each round; True interrupts the run as Ctrl-C does, and keel.resume continues it. The
+            rules that end a run with a result are the spec's table `stop`.
         announce: Called with the memory and disk footprint before anything is written.
 
     Raises:
         KeelError: The spec, the arguments or the data are not valid, or the run does not fit on this machine.
     """
     hooks = [as_observer(hook) for hook in hooks]
-    passed = {"model": model, "data": data, "algorithm": algorithm, "loss": loss, "sampler": sampler, "engine": engine}
+    passed = {
+        "model": model,
+        "data": data,
+        "algorithm": algorithm,
+        "loss": loss,
+        "metrics": metrics,
+        "sampler": sampler,
+        "engine": engine,
+    }
     spec = spec_of(spec, passed)
     check_trackers(spec.tracking)
-    task = make_task(spec, module=model, data=data, loss=loss)
+    task = make_task(spec, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
     training = build(spec, task, workers=workers, engine=engine, sampler=sampler)
     with closing(training.loop.engine):
         check_dtypes(training.loop.algorithm.init_server(training.loop.initial))
@@ -87,7 +104,8 @@ def resume(
     model: nn.Module | None = None,
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
+    metrics: Sequence[Any] | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
     address: str | None = None,
@@ -99,8 +117,8 @@ def resume(
 
     Args:
         path: The run's folder.
-        model, data, algorithm, loss, sampler, engine: What was passed to keel.run has to be passed again, and is
-            checked to be the same where it can be.
+        model, data, algorithm, loss, metrics, sampler, engine: What was passed to keel.run has to be passed again,
+            and is checked to be the same where it can be.
         address: A Ray cluster to continue on.
         hooks, workers, stop: As in keel.run.
     """
@@ -108,25 +126,34 @@ def resume(
     folder = RunFolder.open(Path(path))
     table, environment = folder.table, folder.environment
     recorded = {"device": environment.get("device", "cpu"), "layout": environment.get("layout")}
-    engine_table = recorded | _resumed_engine(folder, table["engine"]["name"], address)
-    passed = {"model": model, "data": data, "algorithm": algorithm, "loss": loss, "sampler": sampler, "engine": engine}
-    check_resumed(passed, table, environment)
-    spec = resolved_spec({**table, "algorithm": algorithm} if algorithm else table)
+    engine_table = recorded | _resumed_engine(folder, table.get("engine", {}).get("name"), address)
+    passed = {
+        "model": model,
+        "data": data,
+        "algorithm": algorithm,
+        "loss": loss,
+        "metrics": metrics,
+        "sampler": sampler,
+        "engine": engine,
+    }
+    check_resumed(passed, folder)
+    spec = folder.spec if algorithm is None else resolved_spec({**table, "algorithm": algorithm})
     check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=engine_table)})
     with folder.locked():
-        task = make_task(spec, module=model, data=data, loss=loss)
+        started = _with_recorded_init(spec, folder)
+        task = make_task(started, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
         training = build(spec, task, workers=workers, engine=engine, sampler=sampler)
         loop = training.loop
         with closing(loop.engine):
-            check_same_task(environment, loop)
+            check_same_task(folder, loop)
             if folder.ended:
-                return ended_run(folder, training, folder.checkpoint() or loop.start())
+                return ended_run(folder, training, folder.final_state())
             state = folder.restore(loop.client_states(folder.clients_file)) or loop.start(folder.clients_file)
             return execute(folder, training, state, hooks, stop)
 
 
-def _resumed_engine(folder: RunFolder, requested: str, address: str | None) -> dict[str, Any]:
+def _resumed_engine(folder: RunFolder, requested: str | None, address: str | None) -> dict[str, Any]:
     """The fields of the engine with which a run continues: the one it started with, or its equal on a cluster."""
     if requested == CUSTOM:
         return {"name": CUSTOM}
@@ -140,6 +167,13 @@ def _resumed_engine(folder: RunFolder, requested: str, address: str | None) -> d
     if not kind.on_cluster:  # a run that a job on a cluster started continues without the cluster
         return {"name": folder.engine, "address": None, "gpus": None}
     return {"name": folder.engine}
+
+
+def _with_recorded_init(spec: Spec, folder: RunFolder) -> Spec:
+    """The spec whose initial weights are those in the folder: the file `model.init` may have changed or be gone."""
+    if spec.model.init is None or not folder.initial_file.is_file():
+        return spec
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"init": str(folder.initial_file)})})
 
 
 def find_run(spec: Spec, path: Path) -> RunFolder | None:
@@ -173,15 +207,16 @@ def create_folder(training: Training, path: Path | None, more: Mapping[str, Any]
     spec = training.spec
     environment: Any = {**environment_of(training), **(more or {})}
     statistics = {**client_statistics(training.loop.task.data), "split": partition_label(spec.data)}
+    model = model_record(training)
     if path is not None:
         try:
-            return RunFolder.create(path, spec, environment, statistics)
+            return RunFolder.create(path, spec, environment, statistics, model)
         except FileExistsError:
             raise KeelError(f"out: {str(path)!r} exists; use a new folder, or keel resume {path}") from None
     for number in count(1):
         unused = Path("runs") / (spec.label + f"-{number}" * (number > 1))
         try:
-            return RunFolder.create(unused, spec, environment, statistics)
+            return RunFolder.create(unused, spec, environment, statistics, model)
         except FileExistsError:  # perhaps made this moment by another process
             continue
     raise AssertionError("count() does not end")

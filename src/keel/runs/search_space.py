@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from keel.config.defaults import make_spec
+from keel.config.defaults import completed, make_spec
+from keel.config.fields import put_field
 from keel.config.overrides import merge
 from keel.config.schema import Spec
 from keel.core.randomness import keyed_rng
 from keel.errors import KeelError, explain, unknown_name
-from keel.runs.passed import put_field
 
 FIXED = {"seed": "search.seeds (--seeds)", "evaluation.on": "search.on (--on)"}
 """Fields that a sweep sets, and the option that controls each."""
@@ -120,7 +120,7 @@ class Plan:
 
     def chosen(self, point: Point) -> Spec:
         """The spec of a point as a separate experiment: evaluated on the test examples, with the first seed."""
-        return self._spec({**point, "evaluation.on": "test"})
+        return self._spec({**point, "evaluation.on": "test", "evaluation.select": None})
 
     def points(self) -> list[Point]:
         """The points of a grid or of a random search."""
@@ -146,11 +146,12 @@ def make_plan(table: Mapping[str, Any], fixed: Iterable[str] = ()) -> Plan:
         fixed: Fields that are not searched even if a named grid has them.
     """
     rest = {section: value for section, value in table.items() if section != "search"}
-    base = make_spec(rest)
+    completed(rest)
     try:
         search = Search.model_validate(table.get("search", {}))
     except ValidationError as error:
         raise KeelError(explain(error, "search")) from None
+    base = make_spec(rest)
     named = {} if search.grid is None else _grid(search.grid, base)
     axes = {key: axis for key, axis in named.items() if key not in fixed}
     for key, value in _fields(search.fields):

@@ -7,12 +7,15 @@ POINT/seedN/     the runs
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from keel.core.records import COMPLETE, PrimaryMetric, Summary, final_value, primary_metric
 from keel.engines import cores
+from keel.errors import KeelError
 from keel.runs.build import check_tasks
 from keel.runs.files import write_atomic
 from keel.runs.objects import RunObjects
@@ -30,6 +33,8 @@ class EndedSweep:
     path: Path
     rows: list[dict[str, Any]]
     best: Path | None
+    primary: PrimaryMetric
+    """The metric by which the points are ranked."""
 
 
 def run_sweep(
@@ -51,17 +56,21 @@ def run_sweep(
     else:
         points = plan.points()
         _run_points(plan, points, path, quiet, workers, objects)
-    rows = sorted((_row(plan, point, path) for point in points), key=_rank)
-    best_row = rows[0] if rows[0]["status"] == "finished" else None
+    summaries = [_summaries(plan, point, path) for point in points]
+    primary = _common_metric(summary for of_point in summaries for summary in of_point)
+    rows = [_row(plan, point, of_point) for point, of_point in zip(points, summaries, strict=True)]
+    rows.sort(key=lambda row: _rank(row, primary))
+    best_row = rows[0] if rows[0]["score"] is not None else None
     for row in rows:
         row["best"] = row is best_row
     best = None
     if best_row is not None:
         best = path / "best.toml"
         write_atomic(best, [plan.chosen(best_row["fields"]).to_toml().encode()])
-    content = {**plan.described(), "base": plan.base.experiment, "points": rows}
+    selected = {"metric": primary.name, "maximize": primary.maximize}
+    content = {**plan.described(), "base": plan.base.experiment, **selected, "points": rows}
     write_atomic(path / "sweep.json", [(json.dumps(content, indent=2) + "\n").encode()])
-    return EndedSweep(path, rows, best)
+    return EndedSweep(path, rows, best, primary)
 
 
 def default_folder(plan: Plan) -> Path:
@@ -85,24 +94,42 @@ def _run_points(
         run_all(left, workers or cores(), watch, objects)
 
 
-def _row(plan: Plan, point: Point, path: Path) -> dict[str, Any]:
-    """The result of a point: the accuracy of each seed, their mean, and whether all runs finished."""
+def _summaries(plan: Plan, point: Point, path: Path) -> list[Summary | None]:
+    """The summary of each seed's run; None for a run that has not ended."""
     folders = [find_run(*run) for run in plan.runs(point, path)]
-    summaries = [None if folder is None else folder.summary for folder in folders]
+    return [None if folder is None else folder.summary for folder in folders]
+
+
+def _common_metric(summaries: Iterable[Summary | None]) -> PrimaryMetric:
+    """The primary metric of all runs.
+
+    Raises:
+        KeelError: The runs have different ones, so that no point is the best.
+    """
+    metrics = list(dict.fromkeys(primary_metric(summary) for summary in summaries if summary is not None))
+    if len(metrics) > 1:
+        names = ", ".join(sorted(metric.name for metric in metrics))
+        raise KeelError(f"the runs of a sweep must have the same primary metric (got {names}); search another field")
+    return metrics[0] if metrics else PrimaryMetric()
+
+
+def _row(plan: Plan, point: Point, summaries: list[Summary | None]) -> dict[str, Any]:
+    """The result of a point: the primary metric of each seed, their mean, and whether all runs finished."""
     statuses = {"missing" if summary is None else summary["status"] for summary in summaries}
-    scores = [None if summary is None else summary["accuracy"] for summary in summaries]
+    scores = [None if summary is None else final_value(summary) for summary in summaries]
     values = [score for score in scores if score is not None]
-    finished = statuses == {"finished"}
+    finished, complete = statuses <= COMPLETE, len(values) == len(scores)
     return {
         "fields": point,
         "status": "finished" if finished else "diverged" if "diverged" in statuses else "pruned",
-        "score": fmean(values) if finished else None,
-        "deviation": stdev(values) if finished and len(values) > 1 else None,
+        "score": fmean(values) if finished and complete else None,
+        "deviation": stdev(values) if finished and complete and len(values) > 1 else None,
         "scores": dict(zip(map(str, plan.seeds), scores, strict=True)),
         "path": name_of(point),
     }
 
 
-def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+def _rank(row: dict[str, Any], primary: PrimaryMetric) -> tuple[bool, float]:
     """The sort key: the best score first, points without a score last."""
-    return row["score"] is None, -(row["score"] or 0.0)
+    score = row["score"] or 0.0
+    return row["score"] is None, -score if primary.maximize else score

@@ -1,62 +1,139 @@
-"""Checks a task with one forward pass before the first round, so that a mismatch is one clear line."""
+"""Checks a task with one forward pass before the first round, so that a mismatch is one clear line.
+
+The same pass shows how the model is called: which of its outputs counts, and whether it takes integers.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from keel.config.schema import Spec
+from keel.core.adapted import Adapter, adapted, own_loss
 from keel.core.buffers import moving_buffers
+from keel.core.examples import Examples, FederatedData
 from keel.core.flat_model import FlatModel
-from keel.core.randomness import keyed_torch_rng
+from keel.core.losses import one_per_example
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
+from keel.core.transforms import AsFloat
 from keel.errors import KeelError
+
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError)
+"""What a forward pass on inputs of the wrong kind raises."""
 
 
 def checked_task(task: Task, spec: Spec) -> Task:
-    """The task with the names of its moving buffers.
+    """The task with its moving buffers, a module that takes and returns one tensor, and a loss per example.
 
     Raises:
-        KeelError: Model, loss and data do not fit together.
+        KeelError: Model, loss, metrics and data do not fit together.
     """
     FlatModel(task.module)
-    data = task.data
-    examples = data.train[data.partition.indices[:2]]
-    inputs = data.transform(examples.inputs)
     module = deepcopy(task.module).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        with keyed_torch_rng(0, "trial"), torch.no_grad():
-            for parameter in module.parameters():  # away from the initial values, where some buffers do not move
-                if parameter.requires_grad:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-            outputs = module(inputs)
-            losses = task.loss(outputs, examples.targets)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason, shape = str(error).strip().splitlines()[0], tuple(inputs.shape[1:])
-        raise KeelError(
-            f"model fails on an input of shape {shape} with label {examples.targets[0]} ({reason}); use a model that "
-            "fits the data"
-        ) from error
-    if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(examples),):
-        returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
-        raise KeelError(
-            f"loss must return one loss per example, as with reduction='none' (got {returned} for {len(examples)} "
-            "examples)"
-        )
-    positions = examples.targets.dim()  # of a label: the example, and its position in a sequence
-    if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
-        raise KeelError(
-            f"model must have {data.classes} outputs, one per class (got outputs of shape {tuple(outputs.shape[1:])})"
-        )
+    with keyed_torch_rng(0, "trial"), torch.no_grad():
+        for parameter in module.parameters():  # away from the initial values, where some buffers do not move
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        task, outputs, examples = _called(task, module)
+        task = _with_loss(task, outputs, examples)
+    _check_outputs(task.data, task.predictions(outputs, examples.targets), examples.targets)
+    _check_metrics(task, task.predictions(outputs, examples.targets), examples.targets)
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
-    _check_single_example(task, module, spec)
+    _check_single_example(task, spec)
     return task
 
 
-def _check_single_example(task: Task, module: nn.Module, spec: Spec) -> None:
+def _called(task: Task, module: nn.Module) -> tuple[Task, Tensor, Examples]:
+    """Call the module on two examples; return the task with the module as the engines call it, and the outputs."""
+    data = task.data
+    examples = data.train[data.partition.indices[:2]]
+    inputs = data.transform(examples.inputs)
+    adapter = Adapter(data.train.packing, task.loss is own_loss)
+    try:
+        try:
+            output = adapter.raw(module, inputs)
+        except FAILURES:
+            if data.train.packing is not None or inputs.is_floating_point():
+                raise
+            output = adapter.raw(module, inputs.float())  # most models take floats
+            task = replace(task, data=replace(data, transform=AsFloat(data.transform)))
+    except FAILURES as error:
+        raise _model_error(data, inputs, examples.targets, error) from error
+    if adapter == Adapter() and isinstance(output, Tensor):
+        return task, output, examples
+    return replace(task, module=adapted(task.module, adapter)), adapter.tensor(output, inputs), examples
+
+
+def _model_error(data: FederatedData, inputs: Tensor, targets: Tensor, error: Exception) -> KeelError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    packing = data.train.packing
+    shapes = [str(tuple(inputs.shape[1:]))] if packing is None else [str(part.shape) for part in packing.parts]
+    label = f" with label {targets[0]}" if targets.dim() == 1 else ""
+    return KeelError(
+        f"model fails on an input of shape {', '.join(shapes)}{label} ({reason}); use a model that fits the data"
+        f"{_hint_on_labels(data)}"
+    )
+
+
+def _with_loss(task: Task, outputs: Tensor, examples: Examples) -> Task:
+    """Return the task with a loss per example."""
+    if task.loss is own_loss:
+        return task
+    try:
+        return replace(task, loss=one_per_example(task.loss, outputs, examples.targets))
+    except KeelError:
+        raise
+    except FAILURES as error:
+        reason, shapes = (
+            str(error).strip().splitlines()[0],
+            (tuple(outputs.shape[1:]), tuple(examples.targets.shape[1:])),
+        )
+        if task.data.classes and examples.targets.dim() == 1:
+            raise _model_error(task.data, examples.inputs, examples.targets, error) from error
+        raise KeelError(
+            f"loss fails on outputs of shape {shapes[0]} and targets of shape {shapes[1]} ({reason}); use a model or a "
+            "loss that fits the targets"
+        ) from error
+
+
+def _check_outputs(data: FederatedData, outputs: Tensor, targets: Tensor) -> None:
+    positions = targets.dim()  # of a label: the example, and its position in a sequence
+    if data.classes and (outputs.dim() != positions + 1 or outputs.shape[-1] < data.classes):
+        raise KeelError(
+            f"model must have {data.classes} outputs, one per class (got outputs of shape {tuple(outputs.shape[1:])})"
+            f"{_hint_on_labels(data)}"
+            f"{_hint_on_labels(data)}"
+        )
+
+
+def _hint_on_labels(data: FederatedData) -> str:
+    """Return a hint if the labels are counted from 1."""
+    if data.kind != "classification":
+        return ""
+    present = {*torch.unique(data.train.targets).tolist(), *torch.unique(data.test.targets).tolist()}
+    if present != set(range(1, data.classes)):
+        return ""
+    return f"; the labels are 1 to {data.classes - 1}: to count them from 0, subtract 1"
+
+
+def _check_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    for metric in task.metrics:
+        try:
+            metric.state(outputs, targets)
+        except FAILURES as error:
+            reason, shapes = str(error).strip().splitlines()[0], (tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
+            raise KeelError(
+                f"evaluation.metrics: {metric.name!r} fails on outputs of shape {shapes[0]} and targets of shape "
+                f"{shapes[1]} ({reason}); use a metric that fits the task"
+            ) from error
+
+
+def _check_single_example(task: Task, spec: Spec) -> None:
     """If some minibatch has one example, check that the model can be trained on it: BatchNorm may not."""
     sizes, local, algorithm = task.data.partition.sizes, spec.local, spec.algorithm
     single = (sizes == 1) | (local.batch == 1)
@@ -66,6 +143,7 @@ def _check_single_example(task: Task, module: nn.Module, spec: Spec) -> None:
         single |= sizes % task.data.chunk_size == 1
     if not single.any():
         return
+    module: Any = deepcopy(task.module).train()
     try:
         with keyed_torch_rng(0, "trial"), torch.no_grad():
             module(task.data.transform(task.data.train[task.data.partition.indices[:1]].inputs))

@@ -21,7 +21,7 @@ from filelock import FileLock
 from keel.config.overrides import flatten
 from keel.config.schema import Spec, TrackingSpec
 from keel.core.observers import Hook
-from keel.core.records import Record, Summary
+from keel.core.records import COMPLETE, Record, Summary
 from keel.errors import KeelError
 from keel.runs.files import sqlite_address
 from keel.runs.folder import RunFolder
@@ -88,9 +88,14 @@ def tracked(folder: RunFolder, spec: Spec) -> Iterator[Hook]:
 
 
 def scalars(record: Record) -> Scalars:
-    """The numbers of a record by their names in metrics.jsonl; those of the classes are class_accuracy/0 and so on."""
-    of_classes = {f"class_accuracy/{i}": value for i, value in enumerate(record.get("class_accuracy", []))}
-    return _numbers({**record, **of_classes}, but="round")
+    """The numbers of a record by their names in metrics.jsonl.
+
+    Those of the classes are class_accuracy/0 and so on, those over clients clients/mean and so on.
+    """
+    nested = {f"class_accuracy/{i}": value for i, value in enumerate(record.get("class_accuracy", []))}
+    if isinstance(clients := record.get("clients"), dict):
+        nested |= {f"clients/{name}": value for name, value in clients.items()}
+    return _numbers({**record, **nested}, but="round")
 
 
 def _numbers(table: Mapping[str, Any], but: str = "") -> Scalars:
@@ -174,7 +179,7 @@ class WeightsAndBiases:
 
     def close(self, summary: Summary | None) -> None:
         self.run.summary.update({f"summary.{name}": value for name, value in (summary or {}).items()})
-        self.run.finish(exit_code=0 if summary is not None and summary["status"] == "finished" else 1)
+        self.run.finish(exit_code=0 if summary is not None and summary["status"] in COMPLETE else 1)
 
 
 def _wandb_mode(spec: TrackingSpec) -> str:
@@ -234,7 +239,7 @@ class MLflow:
             self.waiting += self._metrics(summary["rounds"], {f"summary.{k}": v for k, v in numbers.items()})
             for name in ("status", "engine", "model_sha256"):
                 self.client.set_tag(self.id, f"summary.{name}", summary[name])
-            status = {"finished": "FINISHED", "diverged": "FAILED"}.get(summary["status"], status)
+            status = {**dict.fromkeys(COMPLETE, "FINISHED"), "diverged": "FAILED"}.get(summary["status"], status)
         self._send()
         self.client.set_terminated(self.id, status)
 

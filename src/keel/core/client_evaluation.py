@@ -1,0 +1,106 @@
+"""Evaluation of the model on each client's own held-out examples, after some steps of fine-tuning if asked for.
+
+The mean over clients says how a typical client fares, the worst decile how unequal they are. All examples of a client
+are in one part of the work, so that its metric is computed where its examples are.
+"""
+
+from collections.abc import Sequence
+from math import ceil, isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.core.client import LocalTraining, sgd_step
+from keel.core.client_tests import ClientTests
+from keel.core.flat_model import FlatModel
+from keel.core.randomness import keyed_rng
+from keel.core.records import PrimaryMetric
+from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
+
+COLUMNS = 2
+"""What is measured of a client: the primary metric, NaN if it is not defined, and the number of examples."""
+
+
+class ClientEvaluator:
+    """Measures the primary metric of a task on the held-out examples of its clients."""
+
+    def __init__(self, task: Task, tests: ClientTests, local: LocalTraining):
+        self.task, self.tests, self.local = task, tests, local
+        self.model = FlatModel(task.module, task.moving)
+
+    def measure(self, part: int, theta: Tensor, buffers: Tensor | None) -> Tensor:
+        """Return the metric and the number of examples of each client of a part, one after another."""
+        measured = []
+        for client, rows in self.tests.of_part(part):
+            self.model.weights.copy_(theta)
+            self.model.set_buffers(buffers)
+            if self.tests.steps:
+                self._fine_tune(client)
+            measured += [self._metric(rows), float(len(rows))]
+        return torch.tensor(measured, dtype=torch.float64)
+
+    def summary(self, parts: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what a record holds of the clients' metrics, given what `measure` returned for all parts."""
+        sizes = [COLUMNS * len([*self.tests.of_part(part)]) for part in range(self.tests.parts)]
+        measured = [vector[:size] for vector, size in zip(parts, sizes, strict=True)]
+        return summarize_clients(torch.cat(measured), self.task.primary)
+
+    def _fine_tune(self, client: int) -> None:
+        """Take local steps of plain SGD on the client's training examples."""
+        local, device = self.local, self.model.weights.device
+        examples = self.task.data.client_examples(client)
+        self.model.module.train()
+        rng = keyed_rng(local.seed, "fine-tuning", client)
+        count = self.tests.steps
+        epochs = [
+            local.config.minibatches(len(examples), rng) for _ in range(ceil(count / local.config.count(len(examples))))
+        ]
+        with keyed_torch_rng(local.seed, "fine-tuning", client, device=device):
+            for minibatch in [indices for epoch in epochs for indices in epoch][:count]:
+                batch = examples[minibatch]
+                outputs = self.model.outputs(local.transform(batch.inputs).to(device))
+                loss = local.loss(outputs, batch.targets.to(device)).mean()
+                sgd_step(self.model.weights, self.model.gradient(loss), self.tests.lr, local.config.weight_decay)
+
+    @torch.no_grad()
+    def _metric(self, rows: np.ndarray) -> float:
+        """Return the primary metric on the client's held-out examples; NaN if it is not defined on them."""
+        task, device = self.task, self.model.weights.device
+        self.model.module.eval()
+        examples = self.tests.examples[rows]
+        targets = examples.targets
+        outputs = self.model.module(task.data.transform(examples.inputs).to(device))
+        name = task.primary.name
+        if name == "test_loss":
+            return float(task.loss(outputs, targets.to(device)).mean())
+        predictions = task.predictions(outputs, targets).cpu()
+        for metric in task.metrics:
+            if metric.name == name:
+                return metric.value([metric.state(predictions, targets)])
+        counted = torch.isin(targets, torch.tensor(task.data.specials), invert=True) & (targets >= 0)
+        return float((predictions.argmax(-1) == targets)[counted].float().mean())
+
+
+def summarize_clients(measured: Tensor, primary: PrimaryMetric) -> dict[str, Any]:
+    """Return what a record holds of the clients' metrics.
+
+    Args:
+        measured: The metric and the number of examples of each client, one after another.
+    """
+    values, examples = measured.reshape(-1, COLUMNS).T.tolist()
+    kept = sorted((value for value in values if isfinite(value)), reverse=primary.maximize)  # the best first
+    tenth = max(1, round(len(kept) / 10))
+    if not kept:
+        return {"count": 0, "examples": int(sum(examples))}
+    return {
+        "count": len(kept),
+        "examples": int(sum(n for value, n in zip(values, examples, strict=True) if isfinite(value))),
+        "mean": float(np.mean(kept)),
+        "std": float(np.std(kept)),
+        "worst_decile": float(np.mean(kept[-tenth:])),
+        "best_decile": float(np.mean(kept[:tenth])),
+        "deciles": np.quantile(kept, np.linspace(0, 1, 11)).tolist(),
+    }

@@ -1,0 +1,88 @@
+"""Finds the metrics of a run: by name in torchmetrics, as "module:name", or objects that were passed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from keel import registry
+from keel.core.examples import FederatedData
+from keel.core.metrics import FunctionMetric, Metric
+from keel.core.records import PrimaryMetric, Record
+from keel.errors import KeelError
+
+if TYPE_CHECKING:
+    from keel.config.schema import EvaluationSpec
+
+BUILT_IN = {"accuracy": True, "test_loss": False}
+"""What is measured without asking, and whether larger is better."""
+
+
+def make_metrics(
+    metrics: Sequence[Any], data: FederatedData, evaluation: "EvaluationSpec"
+) -> tuple[tuple[Metric, ...], PrimaryMetric | None]:
+    """Return the metrics that are measured besides loss and accuracy, and the primary one: the first of `metrics`.
+
+    Args:
+        metrics: Names, torchmetrics objects, or functions of all outputs and targets.
+
+    Raises:
+        KeelError: A metric is not known, does not suit the targets, or has no direction and is the primary one.
+    """
+    made: dict[str, Metric | None] = {}
+    for given in metrics:
+        name, metric = _make(given, data)
+        if name in made:
+            raise KeelError(f"evaluation.metrics: {name!r} is given twice; give each metric once")
+        made[name] = metric
+    if not made:
+        return (), None
+    first, metric = next(iter(made.items()))
+    maximize = evaluation.maximize
+    if maximize is None:
+        maximize = BUILT_IN[first] if metric is None else metric.maximize
+    if maximize is None:
+        raise KeelError(
+            f"evaluation.maximize must be true or false, because it is not known whether a larger {first!r}, the first "
+            "metric, is better"
+        )
+    return tuple(metric for metric in made.values() if metric is not None), PrimaryMetric(first, maximize)
+
+
+def _make(given: Any, data: FederatedData) -> tuple[str, Metric | None]:
+    if isinstance(given, str):
+        if given in BUILT_IN:
+            if given == "accuracy" and not data.classes:
+                if data.kind == "multilabel":
+                    return given, _named(given, data)
+                raise KeelError(f"evaluation.metrics: 'accuracy' requires class labels, not targets for {data.kind}")
+            return given, None
+        if ":" not in given:
+            return given, _named(given, data)
+        found = registry.imported("evaluation.metrics", given)
+        return _of_object(found() if isinstance(found, type) else found, data)
+    return _of_object(given, data)
+
+
+def _named(name: str, data: FederatedData) -> Metric:
+    from keel.core.torchmetrics_adapter import find_metric  # torchmetrics takes a second to import
+
+    return find_metric(name, data.kind, data.outputs, data.specials)
+
+
+def _of_object(given: Any, data: FederatedData) -> tuple[str, Metric]:
+    if hasattr(given, "update") and hasattr(given, "compute"):
+        from keel.core.torchmetrics_adapter import of_object
+
+        metric: Metric = of_object(given, data.kind, data.specials)
+    elif callable(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        metric = FunctionMetric(name, given, getattr(given, "higher_is_better", None))
+    else:
+        raise KeelError(
+            f"evaluation.metrics must be names, torchmetrics objects or functions (outputs, targets) (got {given!r})"
+        )
+    if metric.name in Record.__annotations__ or not metric.name.isidentifier():
+        raise KeelError(
+            f"evaluation.metrics: {metric.name!r} is not a possible name, because the records have it or it is not an "
+            "identifier; give the function another name"
+        )
+    return metric.name, metric
