@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keel.algorithms.base import Algorithm, ClientContext, Context, Path, Report, hyperparameters, weighted_mean
+    from keel.api.compare import compare
+    from keel.api.sweep import sweep
     from keel.config.defaults import make_spec
     from keel.config.schema import Spec
     from keel.core.examples import Examples, FederatedData, Partition
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from keel.data.dataset import Dataset
     from keel.data.federate import federate, from_dataset, from_partitioner
     from keel.errors import KeelError
+    from keel.report.comparison import Comparison
+    from keel.report.report_page import ReportPage, report
+    from keel.report.sweep import BestPoint, Sweep
     from keel.runs.result import Run, load
     from keel.runs.run import resume, run
 
@@ -30,6 +35,15 @@ _HOMES = {
     "resume": "keel.runs.run",
     "load": "keel.runs.result",
     "Run": "keel.runs.result",
+    # run several
+    "compare": "keel.api.compare",
+    "Comparison": "keel.report.comparison",
+    "sweep": "keel.api.sweep",
+    "Sweep": "keel.report.sweep",
+    "BestPoint": "keel.report.sweep",
+    "report": "keel.report.report_page",
+    "ReportPage": "keel.report.report_page",
+    # describe an experiment
     "Spec": "keel.config.schema",
     "make_spec": "keel.config.defaults",
     # your data
@@ -56,7 +70,9 @@ _HOMES = {
 
 __all__ = [
     "Algorithm",
+    "BestPoint",
     "ClientContext",
+    "Comparison",
     "Context",
     "Dataset",
     "Examples",
@@ -66,16 +82,21 @@ __all__ = [
     "Partition",
     "Path",
     "Report",
+    "ReportPage",
     "Run",
     "Spec",
+    "Sweep",
+    "compare",
     "federate",
     "from_dataset",
     "from_partitioner",
     "hyperparameters",
     "load",
     "make_spec",
+    "report",
     "resume",
     "run",
+    "sweep",
     "weighted_mean",
 ]
 

@@ -12,6 +12,7 @@ from runpy import run_path
 
 import pytest
 
+import keel as public
 from keel import make_spec
 from keel.algorithms import REGISTRY
 from keel.config.defaults import defaults
@@ -109,3 +110,14 @@ def test_the_performance_page_shows_the_measured_results(monkeypatch: pytest.Mon
     page = import_module("page")
     text = page.PAGE.read_text()
     assert page.filled(text, json.loads(page.RESULTS.read_text())) == text
+
+
+def test_the_api_reference_is_that_of_the_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    reference = import_module("api_reference")
+    assert reference.page() == reference.PAGE.read_text(), "run python tools/api_reference.py"
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in public.__all__ if f"### `keel.{name}`" not in page] == []

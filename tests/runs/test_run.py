@@ -311,7 +311,7 @@ def test_an_ended_run_is_not_rebuilt(finished: keel.Run, monkeypatch: pytest.Mon
     for module in ("keel.runs.run", "keel.runs.build"):
         monkeypatch.setattr(f"{module}.make_task", lambda *_, **__: pytest.fail("builds the task again"))
     spec = keel.make_spec({**SHORT, "algorithm": {"name": "fedhbm"}})
-    assert parallel.run_one(0, spec, finished.path, workers=1) == finished.summary
+    assert parallel.run_one(0, parallel.Job(spec, finished.path), workers=1) == finished.summary
 
 
 def test_names_below_runs_are_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

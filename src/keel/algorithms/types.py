@@ -59,6 +59,7 @@ class Context:
         return in_rounds(tau, self.period)
 
     def for_client(self, steps: int | Tensor) -> ClientContext:
+        """What a client with this number of local steps knows."""
         return ClientContext(**vars(self), steps=steps)
 
 

@@ -10,7 +10,9 @@ import typer
 from keel.cli.dry_run import print_estimate
 from keel.cli.options import (
     Address,
+    Alpha,
     AsJson,
+    Clients,
     Cost,
     Data,
     DryRun,
@@ -18,7 +20,9 @@ from keel.cli.options import (
     Form,
     Format,
     Interval,
+    Lr,
     Model,
+    Partition,
     Quiet,
     Rate,
     Rounds,
@@ -80,8 +84,13 @@ def compare(
     set_: Set = None,
     data: Data = None,
     model: Model = None,
+    clients: Clients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
     rounds: Rounds = None,
+    lr: Lr = None,
     rate: Rate = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
     engine: Engine = None,
     address: Address = None,
     target: Target = None,
@@ -102,10 +111,12 @@ def compare(
     from keel.config.overrides import override, read_spec
 
     options = {
-        "data": {"name": data},
+        "data": {"name": data, "clients": clients, "alpha": alpha, "partition": partition},
         "model": {"name": model},
         "rounds": rounds,
+        "local": {"lr": lr},
         "participation": {"rate": rate},
+        "seed": seed,
         "engine": {"name": engine, "address": address},
     }
     table = override(with_options(read_spec(spec) if spec else {}, options), set_ or [])
@@ -239,17 +250,13 @@ def _recorded(comparison: "Comparison") -> "list[Sheet]":
 def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:
     """Print the tables as Markdown, LaTeX or CSV."""
     from keel.report import tables
-    from keel.report.explanations import difference_notes
 
     if form is Format.csv:
         typer.echo(tables.csv_text(comparison), nl=False)
         return
-    sheets = [*tables.results(comparison, interval), *(tables.costs(comparison) if cost else [])]
-    sheets += _recorded(comparison)
-    latex = form is Format.latex
-    parts = [tables.latex(sheet) if latex else tables.markdown(sheet) for sheet in sheets]
-    parts += [tables.latex_note(note) if latex else note for note in difference_notes(comparison)]
-    typer.echo("\n\n".join(parts))
+    more = [*(tables.costs(comparison) if cost else []), *_recorded(comparison)]
+    write = tables.latex_text if form is Format.latex else tables.markdown_text
+    typer.echo(write(comparison, interval, more))
 
 
 def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:

@@ -41,6 +41,7 @@ Partition = Annotated[
         "the clients per class), classes, shards, quantity, feature, iid or key."
     ),
 ]
+Lr = Annotated[float | None, typer.Option(help="local.lr: local learning rate.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Rate = Annotated[float | None, typer.Option(help="participation.rate: share of the clients in a round.")]
 Target = Annotated[

@@ -336,6 +336,7 @@ class Spec(_Table):
         return {**table, "engine": engine_identity(table["engine"])}
 
     def to_toml(self) -> str:
+        """The spec as the text of a TOML file."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     @property

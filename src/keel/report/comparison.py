@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from keel.config.network import Network
 from keel.config.overrides import flatten
@@ -13,6 +14,10 @@ from keel.report.loading import distinguishing_fields, labels_of, load_methods, 
 from keel.report.method import Method, Table
 from keel.report.target import cost, saving
 from keel.runs.folder import RunFolder
+from keel.runs.frames import make_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,31 @@ class Setting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods with their targets: the final value of the baseline in the same setting, or one number for all."""
+    """Methods with their targets: the final value of the baseline in the same setting, or one number for all.
+
+    In a notebook it is shown as curves and a table.
+    """
 
     methods: list[Method]
+    """The methods: the runs that differ only in the seed, with their statistics over seeds."""
     baseline: str
+    """The name or the title of the algorithm with which the others are compared."""
     target: float | None = None
+    """The target of all methods, if it is a number."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders of all runs."""
+        return [folder.path for method in self.methods for folder in method.folders]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether any method has an evaluation; all runs may have diverged before their first."""
+        return any(len(method.rounds) for method in self.methods)
 
     def baseline_of(self, method: Method) -> Method | None:
         """Return the best run of the baseline in the setting of `method`, or None."""
-        candidates = [m for m in self.methods if m.algorithm == self.baseline and m.comparable(method)]
+        candidates = [m for m in self.methods if self.baseline in m.names and m.comparable(method)]
         return max(candidates, key=lambda m: m.score, default=None)
 
     @property
@@ -114,6 +135,30 @@ class Comparison:
                 differing[index] = {key: values[column] for key, values in setting.differing.items()}
         pairs = zip(self.methods, self.targets, strict=True)
         return [self._row(method, target, differing[index]) for index, (method, target) in enumerate(pairs)]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return the results as a pandas DataFrame: all numbers, unrounded, one row per method."""
+        return make_frame(self.rows())
+
+    def to_markdown(self, interval: bool = False) -> str:
+        """Return the results table as Markdown, one table per setting, and the fields in which methods differ.
+
+        Args:
+            interval: Show 95 % confidence intervals instead of standard deviations.
+        """
+        from keel.report import tables  # which imports this module
+
+        return tables.markdown_text(self, interval)
+
+    def to_latex(self, interval: bool = False) -> str:
+        """Return the results table as LaTeX, which requires the package booktabs.
+
+        Args:
+            interval: Show 95 % confidence intervals instead of standard deviations.
+        """
+        from keel.report import tables
+
+        return tables.latex_text(self, interval)
 
     def ranks(self) -> list[int | None]:
         """Return the rank of each method in its setting, from 1; None for one that did not finish."""
@@ -184,18 +229,22 @@ def compare(
     baseline: str | None = None,
     target: float | None = None,
     network: Network | None = None,
+    require_evaluation: bool = True,
 ) -> Comparison:
     """Compare the runs in these folders; the baseline is FedAvg unless another algorithm is named.
 
     With a network (given here, or the same one in all specs), wall-clock time is that of a federation on it.
+
+    Args:
+        require_evaluation: Refuse runs none of which was evaluated, because there is nothing to draw.
     """
-    methods = load_methods(folders, network)
-    if not any(len(method.rounds) for method in methods):
-        metric = methods[0].primary.label
+    comparison = Comparison(load_methods(folders, network), baseline or "fedavg", target)
+    if require_evaluation and not comparison.evaluated:
+        metric = comparison.methods[0].primary.label
         raise KeelError(f"run {str(folders[0].path)!r} has no {metric} yet; report on runs with an evaluation")
-    if baseline is not None and baseline not in (names := [m.algorithm for m in methods]):
-        raise unknown_name("--target", baseline, set(names))
-    comparison = Comparison(methods, baseline or "fedavg", target)
+    names = {name for method in comparison.methods for name in method.names}
+    if baseline is not None and baseline not in names:
+        raise unknown_name("--target", baseline, names)
     if target is not None:
         check_target(target, comparison.metrics)
     return comparison

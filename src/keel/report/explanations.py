@@ -20,7 +20,7 @@ def explanation(comparison: Comparison, interval: bool = False) -> str:
     targets = {target for target in comparison.targets if target is not None}
     if not targets:
         return text
-    baseline = next((m.label for m in comparison.methods if m.algorithm == comparison.baseline), None)
+    baseline = next((m.label for m in comparison.methods if comparison.baseline in m.names), None)
     goal = comparison.metrics[0].text(min(targets)) if len(targets) == 1 else "the target"
     if comparison.target is None:
         source = baseline if len(targets) == 1 else comparison.baseline

@@ -64,6 +64,11 @@ class Method:
         return self.table["algorithm"]["name"]
 
     @property
+    def names(self) -> tuple[str, str]:
+        """What a baseline may be called: the algorithm's name in the spec, and the title of the runs."""
+        return self.algorithm, self.folders[0].title
+
+    @property
     def setting(self) -> Table:
         """What two methods must share to be comparable: all but the algorithm and its learning rates."""
         local = {k: v for k, v in self.table["local"].items() if k in ("epochs", "steps", "batch", "drop_last")}

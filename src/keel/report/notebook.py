@@ -32,7 +32,13 @@ _PAGE = Environment(autoescape=True).from_string(
 def comparison_html(comparison: Comparison) -> str:
     """Return the HTML of a comparison: curves, results table and notes."""
     notes = [*difference_notes(comparison), explanation(comparison)]
-    return _PAGE.render(chart=_chart(comparison), sheets=results(comparison), notes=notes)
+    chart = _chart(comparison) if comparison.evaluated else Markup("")
+    return _PAGE.render(chart=chart, sheets=results(comparison), notes=notes)
+
+
+def table_html(sheets: list[Sheet], notes: list[str]) -> str:
+    """Return the HTML of tables with notes below them."""
+    return _PAGE.render(chart="", sheets=sheets, notes=notes)
 
 
 def run_html(folder: RunFolder, summary: Summary) -> str:

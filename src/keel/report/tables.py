@@ -1,7 +1,7 @@
 """Tables of a comparison for the terminal, Markdown, LaTeX and CSV."""
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from keel.core.records import PrimaryMetric, primary_metric
 from keel.report.comparison import Comparison
+from keel.report.explanations import difference_notes
 from keel.report.method import Method
 from keel.report.recorded import CLIENT_STATISTICS
 from keel.units import duration, size
@@ -223,6 +224,18 @@ def latex(sheet: Sheet) -> str:
 def latex_note(text: str) -> str:
     """Return a line of text for below a LaTeX table."""
     return rf"{{\par\noindent\footnotesize {_tex(text)}\par}}"
+
+
+def markdown_text(comparison: Comparison, interval: bool = False, more: Sequence[Sheet] = ()) -> str:
+    """Return the tables of all settings as Markdown, with more tables and the fields in which methods differ."""
+    notes = difference_notes(comparison)
+    return "\n\n".join([*map(markdown, [*results(comparison, interval), *more]), *notes])
+
+
+def latex_text(comparison: Comparison, interval: bool = False, more: Sequence[Sheet] = ()) -> str:
+    """Return the tables of all settings as LaTeX, with more tables and the fields in which methods differ."""
+    notes = map(latex_note, difference_notes(comparison))
+    return "\n\n".join([*map(latex, [*results(comparison, interval), *more]), *notes])
 
 
 def csv_text(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from keel.engines import cores
 from keel.errors import KeelError
 from keel.runs.build import make_task
 from keel.runs.files import sqlite_address
-from keel.runs.parallel import Executor, cluster_of, executor, result_of, run_one
+from keel.runs.objects import RunObjects
+from keel.runs.parallel import Executor, Job, ThisProcess, cluster_of, executor, result_of, run_one
 from keel.runs.progress import ProgressCallback, RoundProgress, show_progress
 from keel.runs.run import find_run
 from keel.runs.search_space import Axis, Plan, Point, Range, name_of
@@ -34,10 +36,12 @@ Outcome = dict[str, Any]
 STUDY = "sweep"
 
 
-def run_trials(plan: Plan, path: Path, quiet: bool) -> list[Point]:
+def run_trials(
+    plan: Plan, path: Path, quiet: bool, workers: int | None = None, objects: RunObjects | None = None
+) -> list[Point]:
     """Run the trials that are left, and return the points of all trials, each once, in the order of their proposal."""
     optuna = _optuna()
-    primary = _check(plan, path)
+    primary = _check(plan, path, objects)
     path.mkdir(parents=True, exist_ok=True)
     total = plan.search.points or 0
     with _storage(path) as storage:
@@ -53,7 +57,7 @@ def run_trials(plan: Plan, path: Path, quiet: bool) -> list[Point]:
             runs = total * len(plan.seeds)
             names = [f"point {number} seed {seed}" for number in range(total) for seed in plan.seeds]
             with show_progress([f"{total} points"] * runs, [plan.base.rounds] * runs, quiet, names) as watch:
-                _Trials(plan, path, study, total, watch).run()
+                _Trials(plan, path, study, total, watch, workers or cores(), objects).run()
         tried = [_point(trial) for trial in _proposed(study, plan) if trial.state.is_finished()]
         return list({name_of(point): point for point in tried}.values())
 
@@ -61,8 +65,18 @@ def run_trials(plan: Plan, path: Path, quiet: bool) -> list[Point]:
 class _Trials:
     """Runs as many trials at a time as there are cores. A point that is proposed again shares the earlier result."""
 
-    def __init__(self, plan: Plan, path: Path, study: "Study", total: int, watch: ProgressCallback):
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        study: "Study",
+        total: int,
+        watch: ProgressCallback,
+        workers: int,
+        objects: RunObjects | None,
+    ):
         self.plan, self.path, self.study, self.total, self.watch = plan, path, study, total, watch
+        self.workers, self.objects = workers, objects
         self.space = {key: _distribution(axis) for key, axis in plan.axes.items()}
         self.ended: dict[str, Outcome] = {}
         self.running: dict[str, tuple[Future[Outcome | None], list[int]]] = {}
@@ -75,10 +89,11 @@ class _Trials:
                 self._show(trial.number)
             else:
                 interrupted.append(trial)
-        cluster = cluster_of([self.plan.base])
-        slots = cores() if cluster is None else cluster.slots()
+        cluster = cluster_of([self.plan.base]) if self.objects is None else None
+        slots = self.workers if cluster is None else cluster.slots()
         proposed, concurrent = len(trials), min(slots, self.total)
-        with executor(concurrent, self.watch, cluster, self.path) as pool:
+        work = _run_trial if self.objects is None else partial(_run_point, self.plan, self.path.absolute())
+        with executor(concurrent, self.watch, work, cluster, self.path, self.objects) as pool:
             while True:
                 while len(self.running) < concurrent and (interrupted or proposed < self.total):
                     if interrupted:
@@ -95,7 +110,7 @@ class _Trials:
         number = self.study.ask(self.space).number
         return self.study.get_trials(deepcopy=False)[number]
 
-    def _start(self, pool: Executor, trial: "FrozenTrial", workers: int) -> None:
+    def _start(self, pool: Executor | ThisProcess, trial: "FrozenTrial", workers: int) -> None:
         point = _point(trial)
         name = name_of(point)
         if name in self.ended:
@@ -104,10 +119,12 @@ class _Trials:
             self.running[name][1].append(trial.number)
         else:
             folder = self.path.absolute()  # a job on a cluster has another working folder
-            runs = [(spec.model_dump(exclude_none=True), path) for spec, path in self.plan.runs(point, folder)]
+            runs: Any = point  # which a forked worker turns into runs with the plan that it inherits
+            if self.objects is None:
+                runs = [(spec.model_dump(exclude_none=True), path) for spec, path in self.plan.runs(point, folder)]
             reported = max(trial.intermediate_values, default=0)
             rest = (folder, trial._trial_id, _pruner(self.plan), reported, workers)
-            self.running[name] = pool.submit(_run_trial, self._first_line(trial.number), runs, *rest), [trial.number]
+            self.running[name] = pool.submit(self._first_line(trial.number), runs, *rest), [trial.number]
 
     def _collect(self) -> None:
         for name, (future, numbers) in list(self.running.items()):
@@ -134,16 +151,26 @@ class _Trials:
         return number % self.total * len(self.plan.seeds)
 
 
-def _run_trial(
+def _run_trial(line: int, runs: list[tuple[dict[str, Any], Path]], *rest: Any) -> Outcome:
+    """Run a trial in a worker that receives its specs as tables."""
+    return _run_jobs(line, [Job(resolved_spec(table), folder) for table, folder in runs], *rest)
+
+
+def _run_point(plan: Plan, folder: Path, line: int, point: Point, *rest: Any) -> Outcome:
+    """Run a trial in a worker that has inherited the plan."""
+    return _run_jobs(line, [Job(*run) for run in plan.runs(point, folder)], *rest)
+
+
+def _run_jobs(
     line: int,
-    runs: list[tuple[dict[str, Any], Path]],
+    jobs: list[Job],
     path: Path,
     trial_id: int,
     pruner: "BasePruner | None",
     reported: int,
     workers: int,
 ) -> Outcome:
-    """Run a trial in a worker: a run per seed, one after the other, unless the pruner stops it.
+    """Run the jobs of a trial, one per seed, one after the other, unless the pruner stops it.
 
     Its steps are rounds, counted through all seeds, so that the pruner compares the same seed at the same round.
 
@@ -155,11 +182,10 @@ def _run_trial(
     scores: list[float] = []
     with _storage(path) as storage:
         trial = optuna.trial.Trial(optuna.load_study(study_name=STUDY, storage=storage, pruner=pruner), trial_id)
-        for k, (table, folder) in enumerate(runs):
-            spec = resolved_spec(table)
-            offset = k * spec.rounds
+        for k, job in enumerate(jobs):
+            offset = k * job.spec.rounds
 
-            def enough(progress: RoundProgress, spec: Spec = spec, offset: int = offset) -> bool:
+            def enough(progress: RoundProgress, spec: Spec = job.spec, offset: int = offset) -> bool:
                 step = offset + progress["round"]
                 due = progress["round"] % spec.evaluation.every == 0 and progress["round"] < spec.rounds
                 if pruner is None or not due or "value" not in progress or step <= reported:
@@ -167,7 +193,7 @@ def _run_trial(
                 trial.report(progress["value"], step)
                 return trial.should_prune()
 
-            summary = run_one(line + k, spec, folder, workers, enough)
+            summary = run_one(line + k, job, workers, enough)
             worst = worst_value(primary_metric(summary))
             if summary["status"] == "diverged":
                 return {"value": worst, "state": "COMPLETE"}
@@ -207,12 +233,13 @@ def _storage(path: Path) -> Iterator[Any]:
         storage.engine.dispose()
 
 
-def _check(plan: Plan, path: Path) -> PrimaryMetric:
+def _check(plan: Plan, path: Path, objects: RunObjects | None) -> PrimaryMetric:
     """Check that the first possible point can be run, before anything is written, and return its primary metric."""
     first = {key: axis.low if isinstance(axis, Range) else axis[0] for key, axis in plan.axes.items()}
     for spec, folder in plan.runs(first, path):
         find_run(spec, folder)
-    return make_task(plan.specs(first)[0]).primary
+    spec = plan.specs(first)[0]
+    return make_task(spec, **({} if objects is None else objects.of_task(spec.seed))).primary
 
 
 def _same_search(study: "Study", plan: Plan, path: Path) -> None:

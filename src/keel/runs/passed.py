@@ -1,6 +1,6 @@
 """Objects that are passed in Python instead of being named in a spec: the model, the data, the metrics and others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,18 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
             raise KeelError(f"{name} must be an instance of {kind.__name__} (got {type(passed[name]).__name__})")
     if passed["sampler"] is not None:
         check_sampler(passed["sampler"])
+    if isinstance(spec, Spec) and all(value is None for value in passed.values()):
+        return spec
+    return make_spec(table_of(spec, passed))
+
+
+def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) -> dict[str, Any]:
+    """The spec as a table without further defaults, in which "custom" names what is passed.
+
+    Raises:
+        KeelError: The spec sets a field that an object replaces.
+    """
     if isinstance(spec, Spec):
-        if all(value is None for value in passed.values()):
-            return spec
         table = _without_defaults(spec, passed)
     else:
         table = without_none(read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {}))
@@ -66,7 +75,19 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
             table = _replaced(table, name, value)
         elif value is not None:
             table = _named(table, name, value)
-    return make_spec(table)
+    return table
+
+
+def check_varied(fields: Iterable[str], passed: Passed) -> None:
+    """Raise a KeelError if a field that varies between runs is one that an object replaces."""
+    replaced = {name: (place.section, place.allowed) for name, place in PLACES.items()}
+    for field in fields:
+        section, _, rest = field.partition(".")
+        names = [name for name, (table, allowed) in replaced.items() if section == table and rest not in allowed]
+        names += [name for name, place in NAMES.items() if (section, rest) == place]
+        for name in names:
+            if passed.get(name) is not None:
+                raise KeelError(f"over: {field} conflicts with {name}=, which replaces it; remove one of them")
 
 
 def objects_only(value: Any) -> Any:
@@ -155,11 +176,12 @@ def _without_defaults(spec: Spec, passed: Passed) -> dict[str, Any]:
     full = spec.model_dump(exclude_none=True)
     table = {**full, "algorithm": spec.algorithm}  # which may have no name that can be imported
     for name, place in PLACES.items():
-        if passed[name] is not None:
+        if passed.get(name) is not None:
             rest = {section: value for section, value in table.items() if section != place.section}
             default = make_spec(rest).model_dump()[place.section]
             fields = full[place.section]
-            replaced = {key: value for key, value in fields.items() if key not in place.allowed}
+            kept = {*place.allowed, *([place.field] if fields.get(place.field) == CUSTOM else [])}
+            replaced = {key: value for key, value in fields.items() if key not in kept}
             if all(default.get(key) == value for key, value in replaced.items()):
                 table[place.section] = {key: value for key, value in fields.items() if key in place.allowed}
     return {key: value for key, value in table.items() if value != {}}

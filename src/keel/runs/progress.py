@@ -1,9 +1,12 @@
-"""Progress of runs on standard error: bars in a terminal, plain lines in a pipe, nothing if quiet."""
+"""Progress of runs: bars in a terminal and in a notebook, plain lines on standard error in a pipe, nothing if quiet."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import TypedDict
+from time import monotonic
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -84,7 +87,10 @@ def show_progress(
     totals = dict.fromkeys(labels, 0)
     for label, total in zip(labels, rounds, strict=True):
         totals[label] += total
-    if errors.is_terminal:
+    if errors.is_jupyter:
+        with _Notebook(totals) as notebook:
+            yield _Totals(labels, names, paths, notebook)
+    elif errors.is_terminal:
         with _progress_bars() as bars:
             yield _Totals(labels, names, paths, _Bars(bars, totals))
     else:
@@ -150,6 +156,39 @@ class _Bars:
 
     def __call__(self, label: str, done: int, state: str) -> None:
         self.bars.update(self.tasks[label], completed=done, state=state)
+
+
+class _Notebook:
+    """One bar per label as HTML below the cell, without widgets."""
+
+    SECONDS = 0.2
+    """The shortest interval between two updates."""
+
+    def __init__(self, totals: dict[str, int]):
+        self.lines = {label: (0, total, "") for label, total in totals.items()}
+        self.due = 0.0
+
+    def __enter__(self) -> "_Notebook":
+        display = import_module("IPython.display").display  # no dependency of Keel: a notebook brings it
+        self.display: Any = display(self, display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.update(self)
+
+    def __call__(self, label: str, done: int, state: str) -> None:
+        self.lines[label] = (done, self.lines[label][1], state)
+        if monotonic() > self.due:
+            self.due = monotonic() + self.SECONDS
+            self.display.update(self)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f'<tr><td>{escape(label)}</td><td><progress value="{done}" max="{total}"></progress></td>'
+            f"<td>{done}/{total} rounds</td><td>{escape(state)}</td></tr>"
+            for label, (done, total, state) in self.lines.items()
+        ]
+        return f"<table>{''.join(rows)}</table>"
 
 
 class _Lines:

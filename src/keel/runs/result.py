@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -15,7 +15,11 @@ from keel.core.training_state import TrainingState
 from keel.errors import KeelError
 from keel.runs.build import Training
 from keel.runs.folder import RunFolder
+from keel.runs.frames import make_frame
 from keel.runs.trained import trained_module, trained_tensors
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,6 +27,7 @@ class Run:
     """A run in its folder: its records, its summary and its trained model."""
 
     path: Path
+    """The run folder."""
     _summary: Summary | None
     _module: nn.Module | None = None
 
@@ -51,9 +56,18 @@ class Run:
         return None if self._summary is None else self._summary["accuracy"]
 
     @property
+    def value(self) -> float | None:
+        """The primary metric's mean over the last `evaluation.last` rounds; None for a run that did not finish."""
+        return None if self._summary is None else self._summary["value"]
+
+    @property
     def records(self) -> list[Record]:
         """A record per round, as in metrics.jsonl."""
         return RunFolder(self.path).records()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The records as a pandas DataFrame, one row per round."""
+        return make_frame(self.records)
 
     @property
     def spec(self) -> Spec:

@@ -10,7 +10,7 @@ from torch import nn
 
 from keel import engines
 from keel.algorithms import Algorithm
-from keel.config.schema import CUSTOM, Spec, partition_label, resolved_spec
+from keel.config.schema import CUSTOM, Spec, algorithm_table, partition_label, resolved_spec
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer, as_observer
@@ -41,6 +41,7 @@ def run(
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
     out: str | Path | None = None,
+    title: str | None = None,
     hooks: Sequence[Observer | Hook] = (),
     workers: int | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -62,6 +63,7 @@ def run(
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler).
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
         out: The folder; without it a new one below runs/.
+        title: The method's name in tables and reports; without it the algorithm's.
         hooks: keel.Observer instances, or functions hook(record, state, seconds) that are called after each round.
         workers: Processes to train with.
         stop: Called after each round; True interrupts the run as Ctrl-C does, and keel.resume continues it. The
@@ -90,7 +92,7 @@ def run(
         footprint = check_footprint(training, Path("runs" if out is None else out))
         if announce is not None:
             announce(footprint)
-        folder = create_folder(training, None if out is None else Path(out))
+        folder = create_folder(training, None if out is None else Path(out), {} if title is None else {"title": title})
         with folder.locked():
             state = training.loop.start(folder.clients_file)
             return execute(folder, training, state, hooks, stop)
@@ -183,13 +185,21 @@ def find_run(spec: Spec, path: Path) -> RunFolder | None:
     if not path.exists():
         return None
     folder = RunFolder.open(path)
-    if folder.spec.identity != spec.identity:
+    if not _is_run_of(folder, spec):
         raise KeelError(f"out: {str(path)!r} holds a run of another spec; use another folder (--out) or remove it")
     here, recorded = dict(versions()), dict(folder.environment)
     for name in SAME_BITS:
         if recorded[name] != here[name]:
             raise KeelError(f"out: {str(path)!r} was made by another version ({name}); use another folder")
     return folder
+
+
+def _is_run_of(folder: RunFolder, spec: Spec) -> bool:
+    table = folder.table
+    if table["algorithm"]["name"] != CUSTOM:
+        return folder.spec.identity == spec.identity
+    same_algorithm = table["algorithm"] == algorithm_table(spec.algorithm)  # it cannot be found by its name
+    return same_algorithm and resolved_spec({**table, "algorithm": spec.algorithm}).identity == spec.identity
 
 
 def create_folder(training: Training, path: Path | None, more: Mapping[str, Any] | None = None) -> RunFolder:

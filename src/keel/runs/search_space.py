@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from keel.config.defaults import completed, make_spec
-from keel.config.overrides import merge, put
+from keel.config.fields import put_field
+from keel.config.overrides import merge
 from keel.config.schema import Spec
 from keel.core.randomness import keyed_rng
 from keel.errors import KeelError, explain, unknown_name
@@ -134,7 +135,7 @@ class Plan:
     def _spec(self, values: Mapping[str, Any]) -> Spec:
         table = merge(self.table)
         for key, value in values.items():
-            put(table, key, value)
+            put_field(table, key, value)
         return make_spec(table)
 
 
@@ -191,6 +192,11 @@ def parse_seeds(text: str) -> int | list[int]:
 def name_of(point: Point) -> str:
     """The folder name of a point: its fields and values, shortened where a file name could not hold them."""
     text = ",".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in point.items())
+    return file_name(text)
+
+
+def file_name(text: str) -> str:
+    """The text as a file name; a hash distinguishes it where it is shortened or characters are replaced."""
     plain = re.sub(r"[^\w.=,+-]", "_", text, flags=re.ASCII)
     return text if plain == text and len(text) <= 150 else f"{plain[:100]}-{sha256(text.encode()).hexdigest()[:8]}"
 

@@ -18,15 +18,16 @@ from keel.engines import cores
 from keel.errors import KeelError
 from keel.runs.build import check_tasks
 from keel.runs.files import write_atomic
+from keel.runs.objects import RunObjects
 from keel.runs.optuna_search import run_trials
-from keel.runs.parallel import Job, run_all
+from keel.runs.parallel import Job, ended_summary, run_all
 from keel.runs.progress import show_progress
 from keel.runs.run import find_run
 from keel.runs.search_space import Plan, Point, name_of
 
 
 @dataclass(frozen=True)
-class Sweep:
+class EndedSweep:
     """The result of a sweep: its points, the best first, and the spec file of the best (None if all diverged)."""
 
     path: Path
@@ -36,14 +37,25 @@ class Sweep:
     """The metric by which the points are ranked."""
 
 
-def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep:
-    """Run a search, or continue an interrupted one. Runs that have ended are not run again."""
+def run_sweep(
+    plan: Plan,
+    out: Path | None = None,
+    quiet: bool = False,
+    workers: int | None = None,
+    objects: RunObjects | None = None,
+) -> EndedSweep:
+    """Run a search, or continue an interrupted one. Runs that have ended are not run again.
+
+    Args:
+        workers: The number of processes; by default one per core.
+        objects: What a call in Python passes to each run; None for a command.
+    """
     path = default_folder(plan) if out is None else out
     if plan.search.method == "optuna":
-        points = run_trials(plan, path, quiet)
+        points = run_trials(plan, path, quiet, workers, objects)
     else:
         points = plan.points()
-        _run_points(plan, points, path, quiet)
+        _run_points(plan, points, path, quiet, workers, objects)
     summaries = [_summaries(plan, point, path) for point in points]
     primary = _common_metric(summary for of_point in summaries for summary in of_point)
     rows = [_row(plan, point, of_point) for point, of_point in zip(points, summaries, strict=True)]
@@ -58,7 +70,7 @@ def run_sweep(plan: Plan, out: Path | None = None, quiet: bool = False) -> Sweep
     selected = {"metric": primary.name, "maximize": primary.maximize}
     content = {**plan.described(), "base": plan.base.experiment, **selected, "points": rows}
     write_atomic(path / "sweep.json", [(json.dumps(content, indent=2) + "\n").encode()])
-    return Sweep(path, rows, best, primary)
+    return EndedSweep(path, rows, best, primary)
 
 
 def default_folder(plan: Plan) -> Path:
@@ -66,18 +78,20 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"sweep-{plan.base.label.rpartition('-seed')[0]}"
 
 
-def _run_points(plan: Plan, points: list[Point], path: Path, quiet: bool) -> None:
+def _run_points(
+    plan: Plan, points: list[Point], path: Path, quiet: bool, workers: int | None, objects: RunObjects | None
+) -> None:
     every = [Job(*run) for point in points for run in plan.runs(point, path)]
-    folders = [find_run(job.spec, job.path) for job in every]
-    left = [job for job, folder in zip(every, folders, strict=True) if folder is None or not folder.ended]
+    left = [job for job in every if ended_summary(job, objects) is None]
     if not left:
         return
-    check_tasks(job.spec for job in left)
+    if objects is None or not objects.used:  # an object is checked by the runs that it is passed to
+        check_tasks(job.spec for job in left)
     label = f"{len(left)} of {len(every)} runs"
     names = [" ".join(job.path.parts[-2:]) for job in left]
     rounds, paths = [job.spec.rounds for job in left], [job.path for job in left]
     with show_progress([label] * len(left), rounds, quiet, names, paths) as watch:
-        run_all(left, cores(), watch)
+        run_all(left, workers or cores(), watch, objects)
 
 
 def _summaries(plan: Plan, point: Point, path: Path) -> list[Summary | None]:
