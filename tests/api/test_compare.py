@@ -258,7 +258,7 @@ def test_a_spec_or_a_file_is_shared_by_all_runs(tmp_path: Path) -> None:
         ({"baseline": "scaffold"}, "unknown baseline 'scaffold'"),
         ({"workers": 0}, "workers must be a number of processes, at least 1 (got 0)"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with one_line_error(message):
