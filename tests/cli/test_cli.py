@@ -40,6 +40,16 @@ def test_the_progress_of_a_resumed_run_includes_the_bytes_before_the_stop(keel: 
     assert called.err.splitlines()[-1].startswith(f"GHBM: 20 of 20 rounds  {total}  ")
 
 
+def test_the_engine_and_its_reason_are_printed_before_the_first_round(keel: Keel, tmp_path: Path) -> None:
+    (tmp_path / "dropping.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Dropout(), nn.Linear(64, 10))\n"
+    )
+    lines = keel("run", "--rounds", "1", "--model", "dropping:net").err.splitlines()
+    assert lines[0].startswith("Footprint: ")
+    assert lines[1].endswith(", because the model or its loss draws random numbers, as dropout does.")
+    assert lines[2].startswith("GHBM: 1 of 1 rounds")
+
+
 def test_run_from_a_spec_with_overrides(keel: Keel, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text('rounds = 5\n[algorithm]\nname = "fedhbm"\n[local]\nbatch = 4\n')
     called = keel("run", "spec.toml", "--seed", "3", "--lr", "0.05", "--out", "here", "--quiet")

@@ -108,7 +108,6 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
     """Print how a run ended; exit with 130 if it was interrupted."""
     from keel.cli.terminal import console, errors
     from keel.core.records import end_value, primary_metric
-    from keel.runs.folder import RunFolder
     from keel.units import size
 
     if as_json:
@@ -123,8 +122,6 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )
-        if reason := RunFolder.open(path).environment.get("engine_reason"):
-            console.print(f"engine: {summary['engine']}, because {reason}", soft_wrap=True)
         console.print(f"run: {path}", soft_wrap=True)
     if summary["status"] == "interrupted":
         errors.print(f"interrupted; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)

@@ -39,5 +39,10 @@ def show_download(label: str, quiet: bool = False) -> Iterator[Callable[[int, in
 
 
 def announce_footprint(quiet: bool) -> Callable[["Footprint"], None]:
-    """Return a callback that prints the footprint of a run before it begins."""
-    return lambda footprint: None if quiet else errors.print(f"Footprint: {footprint}.", soft_wrap=True)
+    """Return a callback that prints the footprint and the engine of a run before it begins."""
+
+    def announce(footprint: "Footprint") -> None:
+        errors.print(f"Footprint: {footprint}.", soft_wrap=True)
+        errors.print(f"Engine: {footprint.engine}.", soft_wrap=True)
+
+    return (lambda footprint: None) if quiet else announce

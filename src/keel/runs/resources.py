@@ -42,6 +42,8 @@ class Footprint:
     """The state of one client on disk."""
     server: int
     """The server state."""
+    engine: str = ""
+    """The engine that computes it, and why it trains one client at a time, if `auto` decided that."""
 
     def __str__(self) -> str:
         each = f"with {size(self.client_state)} of state"
@@ -50,6 +52,12 @@ class Footprint:
         detail = f" ({states})" if self.client_state else ""
         memory = f"{size(self.ram)} of peak memory, not counting the program and the data"
         return f"up to {size(self.disk)} on disk{detail} and {memory}"
+
+
+def _engine_text(training: Training) -> str:
+    engine = training.loop.engine
+    reason = getattr(engine, "reason", "")  # a user's engine need not have one
+    return f"{engine.name}, because {reason}" if reason else engine.name
 
 
 def footprint_of(training: Training) -> Footprint:
@@ -67,7 +75,7 @@ def footprint_of(training: Training) -> Footprint:
     disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
     disk += spec.rounds * (ROUND_LINES + 8 * cohort) + model_record(training).size
     ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
-    return Footprint(disk, ram, clients if stored else 0, stored, server)
+    return Footprint(disk, ram, clients if stored else 0, stored, server, _engine_text(training))
 
 
 def check_footprint(training: Training, path: Path) -> Footprint:
