@@ -55,16 +55,6 @@ def test_links_between_documents_have_targets() -> None:
             assert target.startswith("http") or (document.parent / target).exists(), (document.name, target)
 
 
-def test_the_example_fits_on_a_screen_and_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = ROOT / "examples" / "own_model.py"
-    assert len(example.read_text().splitlines()) <= 25
-    monkeypatch.chdir(tmp_path)
-    run_path(str(example), run_name="__main__")
-    assert "fedhbm: accuracy 0." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("example", sorted((ROOT / "examples/gallery").glob("*.py")), ids=lambda path: path.stem)
 def test_the_gallery_runs(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
