@@ -28,24 +28,39 @@ def test_unpacking_restores_what_was_packed(parts: list[tuple[torch.dtype, list[
         assert tensor.dtype == restored.dtype
 
 
-def test_a_length_that_varies_is_found_from_the_width() -> None:
-    def batch(length: int) -> dict[str, Tensor]:
-        return {"ids": torch.ones(2, length, dtype=torch.int64), "age": torch.rand(2), "mask": torch.ones(2, length, 3)}
+def test_sizes_that_vary_are_packed_with_the_inputs() -> None:
+    def batch(source: int, target: int) -> dict[str, Tensor]:
+        return {
+            "source": torch.full((2, source), 1),
+            "age": torch.rand(2),
+            "target": torch.full((2, target), 40),
+            "mask": torch.ones(2, target, target, dtype=torch.bool),
+        }
 
-    packing = Packing.of(batch(4), batch(7))
-    assert packing.variable
-    for length in (1, 4, 9):
-        unpacked = packing.unpack(packing.pack(batch(length)))
+    packing = Packing.of(batch(4, 7), variable=True)
+    for sizes in (1, 1), (4, 2), (3, 9):
+        expected, unpacked = batch(*sizes), packing.unpack(packing.pack(batch(*sizes)))
         assert isinstance(unpacked, dict)
-        assert {name: part.shape for name, part in unpacked.items()} == {n: p.shape for n, p in batch(length).items()}
+        assert unpacked.keys() == expected.keys()
+        for name in ("source", "target", "mask"):
+            assert torch.equal(unpacked[name], expected[name])
+    assert packing == Packing.of(batch(2, 2), variable=True)
+
+
+def test_doubles_are_unpacked_as_floats() -> None:
+    packing = Packing.of((torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float16)))
+    unpacked = packing.unpack(torch.ones(5, 4))
+    assert [part.dtype for part in unpacked] == [torch.float32, torch.float32]  # type: ignore[union-attr]
 
 
 def test_numbers_that_float32_does_not_hold_are_refused() -> None:
     check_values((torch.tensor([LARGEST]), torch.tensor([-LARGEST])))
     with pytest.raises(KeelError, match=r"input 'ids' must have whole numbers up to 16,777,216 \(got 16777217\)"):
         check_values({"ids": torch.tensor([LARGEST + 1])})
-    with pytest.raises(KeelError, match="same parts"):
-        Packing.of((torch.zeros(2, 3),), (torch.zeros(2, 3, 1),))
+    with pytest.raises(
+        KeelError, match=r"inputs of shape \(4,\) differ in their shape from the first inputs \(\(3,\)\)"
+    ):
+        Packing.of((torch.zeros(2, 3),)).pack((torch.zeros(2, 4),))
 
 
 def test_arrays_of_unequal_length_are_refused() -> None:

@@ -55,13 +55,59 @@ def test_a_lazy_data_set_trains_as_its_arrays_do(tmp_path: Path) -> None:
 
 
 def test_items_are_not_read_before_they_are_used() -> None:
-    dataset = WithTargets()
-    data = keel.federate(dataset, test=Counting(), clients=4)
+    class Many(WithTargets):
+        targets = LABELS.tolist() * 100
+
+        def __len__(self) -> int:
+            return 4000
+
+        def __getitem__(self, row: int) -> tuple[Tensor, int]:
+            return super().__getitem__(row % 40)
+
+    dataset = Many()
+    data = keel.federate(dataset, test=Counting(), clients=40)
     few = dataset.read
-    assert few < len(dataset)
+    assert few < 200
     assert isinstance(data.train.inputs, Items)
     data.client(0)
-    assert dataset.read == few + 10
+    assert dataset.read == few + 100
+
+
+class Noisy(Counting):
+    """Augments its items at random."""
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        item, label = super().__getitem__(row)
+        return item + torch.randn(3), label
+
+
+def test_random_items_give_equal_runs_whatever_the_workers_and_the_interruptions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    spec = {"rounds": 4, "local": {"epochs": 1, "batch": 4, "lr": 0.1}, "participation": {"rate": 0.5}}
+    spec["evaluation"] = {"every": 1}
+
+    def noisy() -> keel.FederatedData:
+        return keel.federate(Noisy(), test=Noisy(), clients=8)
+
+    whole = keel.run({**spec, "engine": {"name": "serial"}}, model=model, data=noisy(), out=tmp_path / "whole")
+    for workers in (1, 2):
+        other = keel.run(spec, model=model, data=noisy(), out=tmp_path / str(workers), workers=workers)
+        assert other.records == whole.records
+    stops = iter([False, True])
+    part = keel.run(spec, model=model, data=noisy(), out=tmp_path / "part", stop=lambda: next(stops, True))
+    assert keel.resume(part.path, model=model, data=noisy()).records == whole.records
+
+
+def test_lazy_targets_are_treated_as_those_of_arrays(tmp_path: Path) -> None:
+    texts = [(torch.from_numpy(row), "yes" if label else "no") for row, label in zip(INPUTS, LABELS, strict=True)]
+    data = keel.federate(texts, test=texts, clients=4)
+    assert data.class_names == ("no", "yes")
+    assert data.train[np.arange(40)].targets.tolist() == LABELS.tolist()
+    several = [(torch.from_numpy(row), np.array([label, 1, 0])) for row, label in zip(INPUTS, LABELS, strict=True)]
+    labelled = keel.federate(several, test=several, clients=4)
+    assert labelled.kind == "multilabel"
+    run(labelled, nn.Linear(3, 3), tmp_path / "run", loss=nn.BCEWithLogitsLoss())
 
 
 class Endless(IterableDataset[Tensor]):

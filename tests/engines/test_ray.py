@@ -416,7 +416,9 @@ def test_ctrl_c_saves_and_ends_ray_and_resume_gives_the_same_bits(
     assert process.returncode == 130, errors
     assert out.startswith("interrupted after ")
     for line in errors.splitlines():  # progress and how to resume, and nothing of Ray's
-        assert line.startswith(("Footprint: up to", "Engine: ", "GHBM: ", "interrupted; continue with: keel resume")), line
+        assert line.startswith(("Footprint: up to", "Engine: ", "GHBM: ", "interrupted; continue with: keel resume")), (
+            line
+        )
     assert len(children) > 2
     until = time.monotonic() + 30
     while any(map(_alive, children)) and time.monotonic() < until:

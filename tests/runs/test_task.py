@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,11 +55,11 @@ def two_inputs() -> FederatedData:
     return federated(SeveralArrays({"input_ids": ids, "attention_mask": mask}), ids[:, 0] % 3, "classification", 3)
 
 
-def run(data: FederatedData, model: nn.Module, out: Path, engine: str, **tables: Any) -> keel.Run:
+def run(data: FederatedData, module: nn.Module, out: Path, engine: str, **tables: Any) -> keel.Run:
     table = {**TABLE, "engine": {"name": engine, "workers": 2}, **tables}
     loss = tables.pop("loss", None)
     return keel.run(
-        {key: value for key, value in table.items() if key != "loss"}, model=model, data=data, loss=loss, out=out
+        {key: value for key, value in table.items() if key != "loss"}, model=module, data=data, loss=loss, out=out
     )
 
 
@@ -262,7 +263,7 @@ def test_a_hugging_face_model_trains_by_its_own_loss_as_it_comes(tmp_path: Path)
         ({"metrics": ["f1", "f1"]}, "'f1' is given twice"),
         ({"metrics": ["auroch"]}, "unknown evaluation.metrics 'auroch'"),
         ({"finetune_steps": 3}, "finetune_steps requires clients"),
-        ({"maximize": True}, "maximize requires metrics"),
+        ({"maximize": True}, "maximize requires evaluation.metrics"),
     ],
 )
 def test_metrics_that_cannot_be_measured_are_refused(evaluation: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -346,3 +347,114 @@ def test_clients_are_fine_tuned_for_a_pooled_algorithm_too(tmp_path: Path) -> No
         data, nn.Linear(3, 2), tmp_path / "run", "serial", algorithm={"name": "centralized"}, evaluation=evaluation
     )
     assert cast(dict[str, Any], ended.records[-1])["clients"]["count"] == 4
+
+
+def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.no_such_method()
+
+
+def needs_many(outputs: Tensor, targets: Tensor) -> float:
+    if len(targets) < 10:
+        raise ValueError("too few")
+    return 0.5
+
+
+def test_a_metric_with_a_mistake_is_refused_before_the_run(tmp_path: Path) -> None:
+    data = federated(torch.randn(60, 3), torch.randint(2, (60,)), "classification", 2)
+    spec = {**TABLE, "evaluation": {"every": 1, "maximize": True}}
+    with pytest.raises(KeelError, match=r"evaluation.metrics: 'mistaken' fails \(.*no_such_method"):
+        keel.run(spec, model=nn.Linear(3, 2), data=data, metrics=[mistaken], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    ended = keel.run(spec, model=nn.Linear(3, 2), data=data, metrics=[needs_many], out=tmp_path / "many")
+    assert ended.summary["value"] == 0.5
+
+
+def test_a_loss_that_broadcasts_a_column_over_the_targets_is_refused(tmp_path: Path) -> None:
+    data = federated(torch.randn(60, 3), torch.randn(60), "regression")
+    for loss in (nn.MSELoss(), nn.MSELoss(reduction="none"), lambda o, t: ((o - t) ** 2).mean()):
+        with pytest.raises(KeelError, match=r"loss broadcasts outputs of shape \(1,\) over targets of shape \(\)"):
+            run(data, nn.Linear(3, 1), tmp_path / "run", "serial", loss=loss)
+    flat = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    run(data, flat, tmp_path / "flat", "serial", loss=nn.MSELoss())
+    run(data, nn.Linear(3, 1), tmp_path / "own", "serial", loss=lambda o, t: (o[:, 0] - t) ** 2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_combined_metrics_and_chunks_of_any_size_are_measured(engine: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(4, (1100, 6))
+    tokens[:512, 1:] = -1  # the first chunk of test examples has fewest targets
+    data = federated(torch.randn(1100, 6, 3), tokens, "sequence", 4)
+    error = 1 - torchmetrics.classification.MulticlassAccuracy(4, average="micro")
+    ended = keel.run(
+        {**TABLE, "evaluation": {"every": 2, "maximize": False}, "engine": {"name": engine, "workers": 2}},
+        model=nn.Linear(3, 4),
+        data=data,
+        metrics=[error, "auroc"],
+        out=tmp_path / "run",
+    )
+    record = cast(dict[str, float], ended.records[-1])
+    assert ended.summary["last_value"] == pytest.approx(1 - record["accuracy"], abs=1e-6)
+    assert 0.4 < record["auroc"] < 0.6
+
+
+def test_clients_with_local_buffers_are_evaluated_as_the_whole(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = 5 + torch.randn(240, 3)
+    data = federated(inputs, (inputs[:, 0] > 5).long(), "classification", 2, clients=4)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    evaluation = {"every": 1, "clients": 4}
+    ended = run(data, model, tmp_path / "run", "serial", rounds=20, evaluation=evaluation, model={"buffers": "local"})
+    record = cast(dict[str, Any], ended.records[-1])
+    assert record["clients"]["mean"] > record["accuracy"] - 0.1
+
+
+def test_a_metric_that_is_not_defined_for_a_client_leaves_it_out(tmp_path: Path) -> None:
+    data = federated(torch.randn(36, 3), torch.randn(36), "regression")  # one held-out example each
+    ended = run(
+        data, nn.Linear(3, 1), tmp_path / "run", "serial", evaluation={"every": 2, "clients": 6, "metrics": ["r2"]}
+    )
+    assert cast(dict[str, Any], ended.records[-1])["clients"] == {"count": 0, "examples": 6}
+
+
+def test_negative_tokens_are_padding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(4, (60, 6))
+    tokens[:, 4:] = -1
+    inputs, results = torch.randn(60, 6, 3), []
+    for padding in (-1, -7, -100):
+        targets = tokens.clone()
+        targets[targets < 0] = padding
+        torch.manual_seed(1)
+        ended = run(federated(inputs, targets, "sequence", 4), nn.Linear(3, 4), tmp_path / str(padding), "serial")
+        results.append((ended.summary["model_sha256"], ended.summary["accuracy"], ended.summary["test_loss"]))
+    assert len(set(results)) == 1
+
+
+def test_a_causal_language_model_is_measured_on_the_next_token(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra vision, which has transformers")
+    config = transformers.GPT2Config(vocab_size=5, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config)
+    ids = (torch.arange(8) + torch.arange(60)[:, None]) % 5
+    data = federated(SeveralArrays({"input_ids": ids, "labels": ids}), ids, "sequence", 5)
+    spec = {"rounds": 30, "local": {"epochs": 2, "batch": 10, "lr": 0.5}, "participation": {"rate": 1.0}}
+    spec |= {"algorithm": {"name": "fedavg"}, "evaluation": {"every": 30, "last": 1}}
+    ended = keel.run(spec, model=model, data=data, metrics=["accuracy", "perplexity"], out=tmp_path / "run")
+    with torch.no_grad():
+        logits = ended.module(input_ids=ids).logits
+    expected = (logits[:, :-1].argmax(-1) == ids[:, 1:]).float().mean()
+    assert ended.summary["last_value"] == pytest.approx(float(expected))
+    assert float(expected) > 0.9
+    perplexity = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).exp()
+    assert cast(dict[str, float], ended.records[-1])["perplexity"] == pytest.approx(float(perplexity), rel=1e-4)
+
+
+def test_an_observer_must_not_overwrite_a_metric(tmp_path: Path) -> None:
+    class Mae(keel.Observer):
+        def round_ended(self, event: Any) -> dict[str, float]:
+            return {"mae": 1.0}
+
+    data = federated(torch.randn(60, 3), torch.randn(60), "regression")
+    with pytest.raises(KeelError, match="must not return the key 'mae'"):
+        keel.run(TABLE, model=nn.Linear(3, 1), data=data, metrics=["mae"], hooks=[Mae()], out=tmp_path / "run")

@@ -185,8 +185,6 @@ class EvaluationSpec(_Table):
     def _consistent(self) -> "EvaluationSpec":
         if self.finetune_steps and self.clients is None:
             raise ValueError("finetune_steps requires clients, the number of clients that are evaluated one by one")
-        if self.maximize is not None and not self.metrics:
-            raise ValueError("maximize requires metrics, whose first one it is about")
         return self
 
     def due(self, round: int, rounds: int) -> bool:

@@ -45,7 +45,9 @@ class Adapter:
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if not isinstance(loss, Tensor):
             raise KeelError("loss = 'model' requires a model that returns an object with 'loss', as Hugging Face's do")
-        return torch.cat([loss.expand(len(inputs), 1), predicted.flatten(1)], 1)
+        if loss.numel() not in (1, len(inputs)):
+            raise KeelError(f"the model's own loss must be one number, or one per example (got {tuple(loss.shape)})")
+        return torch.cat([loss.reshape(-1, 1).expand(len(inputs), 1), predicted.flatten(1)], 1)
 
 
 def prediction(output: Any) -> Tensor:

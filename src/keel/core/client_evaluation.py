@@ -4,18 +4,19 @@ The mean over clients says how a typical client fares, the worst decile how uneq
 are in one part of the work, so that its metric is computed where its examples are.
 """
 
-from collections.abc import Sequence
-from math import ceil, isfinite
+from math import ceil, isfinite, nan
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from keel.core.buffers import without_statistics
 from keel.core.client import LocalTraining, sgd_step
 from keel.core.client_tests import ClientTests
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel
+from keel.core.measurement import measure_examples
 from keel.core.randomness import keyed_rng
 from keel.core.records import PrimaryMetric
 from keel.core.task import Task
@@ -28,9 +29,11 @@ COLUMNS = 2
 class ClientEvaluator:
     """Measures the primary metric of a task on the held-out examples of its clients."""
 
-    def __init__(self, task: Task, tests: ClientTests, local: LocalTraining):
+    def __init__(self, task: Task, tests: ClientTests, local: LocalTraining, local_buffers: bool = False):
         self.task, self.tests, self.local = task, tests, local
-        self.model = FlatModel(task.module, task.moving)
+        self.model = (
+            FlatModel(without_statistics(task.module)) if local_buffers else FlatModel(task.module, task.moving)
+        )
 
     def measure(self, part: int, theta: Tensor, buffers: Tensor | None) -> Tensor:
         """Return the metric and the number of examples of each client of a part, one after another."""
@@ -40,14 +43,9 @@ class ClientEvaluator:
             self.model.set_buffers(buffers)
             if self.tests.steps:
                 self._fine_tune(client)
-            measured += [self._metric(rows), float(len(rows))]
+            with keyed_torch_rng(self.local.seed, "client evaluation", client):
+                measured += [self._metric(rows), float(len(rows))]
         return torch.tensor(measured, dtype=torch.float64)
-
-    def summary(self, parts: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what a record holds of the clients' metrics, given what `measure` returned for all parts."""
-        sizes = [COLUMNS * len([*self.tests.of_part(part)]) for part in range(self.tests.parts)]
-        measured = [vector[:size] for vector, size in zip(parts, sizes, strict=True)]
-        return summarize_clients(torch.cat(measured), self.task.primary)
 
     def _fine_tune(self, client: int) -> None:
         """Take local steps of plain SGD on the client's training examples."""
@@ -66,23 +64,22 @@ class ClientEvaluator:
                 loss = local.loss(outputs, batch.targets.to(device)).mean()
                 sgd_step(self.model.weights, self.model.gradient(loss), self.tests.lr, local.config.weight_decay)
 
-    @torch.no_grad()
     def _metric(self, rows: np.ndarray) -> float:
         """Return the primary metric on the client's held-out examples; NaN if it is not defined on them."""
-        task, device = self.task, self.model.weights.device
+        task, name = self.task, self.task.primary.name
         self.model.module.eval()
-        examples = self.tests.examples[rows]
-        targets = examples.targets
-        outputs = self.model.module(task.data.transform(examples.inputs).to(device))
-        name = task.primary.name
+        chunks = [rows[first : first + self.local.chunk] for first in range(0, len(rows), self.local.chunk)]
+        measured = [measure_examples(task, self.model, self.tests.examples[chunk]) for chunk in chunks]
         if name == "test_loss":
-            return float(task.loss(outputs, targets.to(device)).mean())
-        predictions = task.predictions(outputs, targets).cpu()
+            return sum(chunk.loss for chunk in measured) / len(rows)
         for metric in task.metrics:
             if metric.name == name:
-                return metric.value([metric.state(predictions, targets)])
-        counted = torch.isin(targets, torch.tensor(task.data.specials), invert=True) & (targets >= 0)
-        return float((predictions.argmax(-1) == targets)[counted].float().mean())
+                try:
+                    return metric.value([metric.state(chunk.predictions, chunk.targets) for chunk in measured])
+                except (ValueError, RuntimeError, ZeroDivisionError):  # such as a correlation of one example
+                    return nan
+        counted = sum(int(chunk.counted.sum()) for chunk in measured)
+        return sum(len(chunk.correct) for chunk in measured) / counted if counted else nan
 
 
 def summarize_clients(measured: Tensor, primary: PrimaryMetric) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Evaluation of a model on held-out examples, in chunks that any number of workers can share."""
 
 from collections.abc import Iterable
-from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -10,19 +9,17 @@ from torch import Tensor
 
 from keel.core.buffers import without_statistics
 from keel.core.client import LocalTraining
-from keel.core.client_evaluation import COLUMNS, ClientEvaluator
-from keel.core.client_tests import CLIENTS_PER_PART
+from keel.core.client_evaluation import ClientEvaluator, summarize_clients
 from keel.core.flat_model import FlatModel
+from keel.core.measurement import measure_examples
 from keel.core.metrics import decode, encode
 from keel.core.randomness import keyed_rng
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.errors import KeelError
 
 MAX_CLASSES = 256
 """Beyond it the accuracy of each class is not recorded: it would fill the records."""
-
-MAX_STATES = 2 << 30
-"""The largest number of bytes of what metrics collect from all test examples."""
 
 
 class Evaluator:
@@ -33,8 +30,7 @@ class Evaluator:
         self.chunks = _chunks(task, local_buffers)
         self.clients: ClientEvaluator | None = None
         if task.client_tests is not None and local is not None:
-            self.clients = ClientEvaluator(task, task.client_tests, local)
-        self.specials = torch.tensor(task.data.specials)
+            self.clients = ClientEvaluator(task, task.client_tests, local, local_buffers)
         self.model = (
             FlatModel(without_statistics(task.module)) if local_buffers else FlatModel(task.module, task.moving)
         )
@@ -52,56 +48,26 @@ class Evaluator:
         return len(self.chunks) + (0 if self.clients is None else self.clients.tests.parts)
 
     @property
-    def width(self) -> int:
-        """The number of elements that `measure` returns."""
-        clients = 0 if self.clients is None else COLUMNS * CLIENTS_PER_PART
-        return max(self.sums + self._state_width, clients)
-
-    @property
     def sums(self) -> int:
-        """The number of sums with which they begin: the loss, and per class the correct and all predictions."""
+        """The number of sums of a chunk: the loss, and per class the correct and all predictions."""
         return 1 + 2 * self.task.data.classes
-
-    @cached_property
-    def _state_width(self) -> int:
-        """The size of the metrics' states: the first chunk has most examples."""
-        if not self.task.metrics:
-            return 0
-        width = len(self._measure(0)) - self.sums
-        size = 8 * width * len(self.chunks)
-        if size > MAX_STATES:
-            raise KeelError(
-                f"evaluation.metrics: the outputs of all test examples take {size / 1e9:.0f} GB, which is too much to "
-                "collect; use metrics of torchmetrics that are sums, or fewer data.test_examples"
-            )
-        return width
 
     def measure(self, part: int) -> Tensor:
         """Measure one part: the sums of a chunk and the encoded states of the metrics, or the metrics of clients."""
         if self.clients is not None and part >= len(self.chunks):
-            measured = self.clients.measure(part - len(self.chunks), self.model.weights, self.buffers)
-        else:
-            measured = self._measure(part)
-        missing = self.width - len(measured) if self.task.metrics or self.clients else 0
-        return measured if missing <= 0 else torch.cat([measured, measured.new_zeros(missing)])
-
-    @torch.no_grad()
-    def _measure(self, part: int) -> Tensor:
-        data = self.task.data
-        examples = data.test[self.chunks[part]]
-        targets, device = examples.targets, self.model.weights.device
-        outputs = self.model.module(data.transform(examples.inputs).to(device))
-        predictions = self.task.predictions(outputs, targets)
+            return self.clients.measure(part - len(self.chunks), self.model.weights, self.buffers)
+        data, metrics = self.task.data, self.task.metrics
+        with keyed_torch_rng(0, "evaluation", part):  # the items of a data set may be drawn at random
+            measured = measure_examples(self.task, self.model, data.test[self.chunks[part]])
         sums = torch.zeros(self.sums, dtype=torch.float64)
-        sums[0] = self.task.loss(outputs, targets.to(device)).cpu().double().sum()
+        sums[0] = measured.loss
         if data.classes:
-            counted = torch.isin(targets, self.specials, invert=True) & (targets >= 0)
-            correct = targets[counted & (predictions.argmax(-1).cpu() == targets)]
-            sums[1 : 1 + data.classes] = torch.bincount(correct, minlength=data.classes)
-            sums[1 + data.classes :] = torch.bincount(targets[counted], minlength=data.classes)
-        if not self.task.metrics:
+            counted = measured.targets[measured.counted]
+            sums[1 : 1 + data.classes] = torch.bincount(measured.correct, minlength=data.classes)
+            sums[1 + data.classes :] = torch.bincount(counted, minlength=data.classes)
+        if not metrics:
             return sums
-        return torch.cat([sums, encode([m.state(predictions.cpu(), targets) for m in self.task.metrics])])
+        return torch.cat([sums, encode([metric.state(measured.predictions, measured.targets) for metric in metrics])])
 
     def quality(self, parts: Iterable[Tensor]) -> dict[str, Any]:
         """The metrics: test loss, accuracy (also per class) where the targets are labels, and those of the task.
@@ -112,7 +78,7 @@ class Evaluator:
         total, states, of_clients = torch.zeros(self.sums, dtype=torch.float64), [], []
         for part, measured in enumerate(parts):
             if part >= len(self.chunks):
-                of_clients.append(measured.clone())
+                of_clients.append(measured)
                 continue
             total += measured[: self.sums]
             if self.task.metrics:
@@ -129,7 +95,7 @@ class Evaluator:
                 metrics["class_accuracy"] = [c / n if n else None for c, n in per_class]
         metrics |= self._values(states)
         if self.clients is not None:
-            metrics["clients"] = self.clients.summary(of_clients)
+            metrics["clients"] = summarize_clients(torch.cat(of_clients), self.task.primary)
         return metrics
 
     def _values(self, states: list[list[list[Tensor]]]) -> dict[str, float | None]:
@@ -138,8 +104,8 @@ class Evaluator:
         for position, metric in enumerate(self.task.metrics):
             try:
                 value = metric.value([chunk[position] for chunk in states])
-            except (TypeError, ValueError, RuntimeError, IndexError) as error:
-                reason = str(error).strip().splitlines()[0]
+            except Exception as error:  # a user's function may raise anything
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise KeelError(f"evaluation.metrics: {metric.name!r} fails ({reason})") from error
             values[metric.name] = value if isfinite(value) else None
         return values

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keel.core.packing import Packing
-from keel.core.stored_inputs import Items
+from keel.core.stored_inputs import Items, byte_parts
 from keel.core.transforms import Identity, Transform
 from keel.errors import KeelError
 
@@ -56,7 +56,7 @@ class Examples:
             inputs = self.inputs.index_select(0, indices)  # several times as fast as [indices]
             targets = self.targets.index_select(0, indices)
         return Examples(
-            inputs.float() if inputs.dtype == torch.float64 else inputs,
+            inputs.float() if inputs.is_floating_point() else inputs,
             targets.float() if targets.is_floating_point() else targets.long(),
         )
 
@@ -82,7 +82,8 @@ class Examples:
         content = sha256()
         for tensor in (self.inputs, self.targets):
             if isinstance(tensor, Tensor):
-                content.update(tensor.contiguous().numpy().tobytes())
+                for part in byte_parts(tensor):
+                    content.update(part)
             else:
                 content.update(tensor.fingerprint().encode())
         return content.hexdigest()
@@ -234,12 +235,16 @@ class FederatedData:
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one transformed input."""
+        if self.train.variable:
+            return tuple(self.train.inputs.shape[1:])
         return tuple(self.transform(self.train[np.arange(1)].inputs).shape[1:])
 
     @property
     def chunk_size(self) -> int:
         """The number of examples per forward pass where the batch size does not matter: few if an example is large."""
         positions = prod(self.train.targets.shape[1:])
+        if self.train.variable:  # a sequence has about as many targets as inputs
+            positions = max(positions, prod(self.input_shape))
         return max(1, min(512, 2**22 // max(1, prod(self.input_shape)), 2**24 // max(1, positions * self.classes)))
 
     def client_examples(self, client: int) -> ClientExamples:
@@ -277,5 +282,6 @@ def fingerprint(train: Examples, test: Examples) -> str:
         return sha256((train.fingerprint() + test.fingerprint()).encode()).hexdigest()
     content = sha256()
     for tensor in (train.inputs, train.targets, test.inputs, test.targets):
-        content.update(tensor.contiguous().numpy().tobytes())
+        for part in byte_parts(tensor):
+            content.update(part)
     return content.hexdigest()

@@ -4,11 +4,13 @@ Keel needs one loss per example: it takes the mean over a minibatch itself, and 
 pads. A loss that is already reduced to a mean, as most of torch.nn's are by default, is accepted too.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,9 +29,10 @@ def per_sequence_cross_entropy(specials: tuple[int, ...] = ()) -> Loss:
 
     Outputs have the shape (examples, positions, classes). Without specials, negative targets are padding.
     """
-    padding = specials[0] if specials else -100
+    padding = specials[0] if specials else -1
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = targets if specials else targets.clamp(min=-1)
         losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=padding)
         return losses.sum(1) / (targets != padding).sum(1).clamp(min=1)
 
@@ -154,6 +157,7 @@ def one_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
     Raises:
         KeelError: It returns neither one loss per example, nor one per element, nor the mean of the minibatch.
     """
+    _check_broadcasting(loss, outputs, targets)
     losses: Any = loss(outputs, targets)
     if isinstance(losses, Tensor) and losses.shape[:1] == targets.shape[:1]:
         return loss if losses.dim() == 1 else MeanOfElements(loss)
@@ -169,6 +173,24 @@ def one_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
         f"loss must return one loss per example, as with reduction='none', or their mean (got {returned} for "
         f"{len(targets)} examples)"
     )
+
+
+def _check_broadcasting(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raise a KeelError if the loss compares every output with every target, as (n, 1) and (n) are broadcast."""
+    if outputs.shape == targets.shape or outputs.numel() != targets.numel() or not targets.is_floating_point():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of some of these cases
+        results = [loss(outputs[rows], targets[rows]) for rows in ([0, 1], [0], [1])]
+    if not all(isinstance(result, Tensor) for result in results):
+        return  # the caller reports it
+    both, first, second = (result.mean() for result in results)
+    if not torch.isclose(both, (first + second) / 2, rtol=1e-3, atol=1e-6):
+        raise KeelError(
+            f"loss broadcasts outputs of shape {tuple(outputs.shape[1:])} over targets of shape "
+            f"{tuple(targets.shape[1:])}: it compares every output with every target; return outputs of the targets' "
+            "shape from the model, or use a named loss such as 'mse'"
+        )
 
 
 def check_loss(loss: Any) -> None:

@@ -64,6 +64,11 @@ def as_number(name: str, value: Any) -> float:
         raise KeelError(f"evaluation.metrics: {name!r} must return one number (got {shape})") from None
 
 
+def counted_targets(targets: Tensor, specials: tuple[int, ...]) -> Tensor:
+    """Return which targets are class labels that count: neither special nor negative."""
+    return torch.isin(targets, torch.tensor(specials, device=targets.device), invert=True) & (targets >= 0)
+
+
 def encode(states: Sequence[list[Tensor]]) -> Tensor:
     """Return the states of several metrics as one float64 vector, which workers can share."""
     numbers = [torch.tensor([float(len(states))], dtype=torch.float64)]

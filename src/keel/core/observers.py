@@ -137,7 +137,8 @@ def make_record(
 def _add_fields(record: Record, observer: Observer, event: RoundEnd) -> None:
     """Add what an observer measured to the record, under names that the record does not have."""
     fields = observer.round_ended(event) or {}
-    if taken := sorted(fields.keys() & (record.keys() | ADDED_LATER)):
+    later = ADDED_LATER | {metric.name for metric in event.loop.task.metrics}
+    if taken := sorted(fields.keys() & (record.keys() | later)):
         raise KeelError(
             f"{type(observer).__name__}.round_ended must not return the key {taken[0]!r}, which is already a key of "
             "the record; use another name"

@@ -26,61 +26,76 @@ class Part:
     """The argument of the model's forward function; None for a positional one."""
     dtype: torch.dtype
     shape: tuple[int | None, ...]
-    """The shape for one example; None is the length that differs from minibatch to minibatch."""
-
-    def elements(self, length: int) -> int:
-        return prod(length if size is None else size for size in self.shape)
+    """The shape for one example; None for a size that differs from minibatch to minibatch."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How several inputs are packed into one row of numbers per example."""
+    """How several inputs are packed into one row of numbers per example.
+
+    If sizes differ from minibatch to minibatch, a row begins with the sizes of all parts.
+    """
 
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, *batches: Any) -> "Packing":
-        """Return the packing of minibatches that are tuples or dicts of tensors.
+    def of(cls, batch: Any, variable: bool = False) -> "Packing":
+        """Return the packing of a minibatch that is a tuple or a dict of tensors.
 
-        Raises:
-            KeelError: The minibatches have different structures, or shapes that differ in more than their length.
+        Args:
+            variable: Whether other minibatches may have other sizes.
         """
-        named = [named_tensors(batch) for batch in batches]
-        structures = [[(name, tensor.dtype, tensor.dim()) for name, tensor in batch] for batch in named]
-        if any(structure != structures[0] for structure in structures):
-            raise KeelError("data: all inputs must have the same parts with the same types and numbers of dimensions")
         parts = []
-        for position, (name, tensor) in enumerate(named[0]):
-            shapes = [batch[position][1].shape[1:] for batch in named]
-            sizes = zip(*shapes, strict=True)
-            parts.append(Part(name, tensor.dtype, tuple(s[0] if len(set(s)) == 1 else None for s in sizes)))
+        for name, tensor in named_tensors(batch):
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            shape = tuple(tensor.shape[1:])
+            parts.append(Part(name, dtype, (None,) * len(shape) if variable else shape))
         return cls(tuple(parts))
 
     @property
     def variable(self) -> bool:
-        """Whether the length of the inputs differs from minibatch to minibatch."""
+        """Whether sizes differ from minibatch to minibatch."""
         return any(None in part.shape for part in self.parts)
 
     def pack(self, batch: Any) -> Tensor:
-        """Return one row of float32 numbers per example."""
-        return torch.cat([tensor.reshape(len(tensor), -1).float() for _, tensor in named_tensors(batch)], 1)
+        """Return one row of float32 numbers per example.
+
+        Raises:
+            KeelError: The parts are not those of the packing.
+        """
+        tensors = [tensor for _, tensor in named_tensors(batch)]
+        if not self._fits(tensors):
+            shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors)
+            raise KeelError(
+                f"data: inputs of shape {shapes} differ in their shape from the first inputs "
+                f"({', '.join(str(part.shape) for part in self.parts)}); pad them, or pass collate="
+            )
+        rows = [tensor.reshape(len(tensor), -1).float() for tensor in tensors]
+        if self.variable:
+            sizes = torch.tensor([float(size) for tensor in tensors for size in tensor.shape[1:]])
+            rows.insert(0, sizes.expand(len(tensors[0]), -1))
+        return torch.cat(rows, 1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, ...] | dict[str, Tensor]:
         """Return the inputs that were packed, as a tuple or a dict."""
-        length = self._length(packed.shape[1])
-        columns = torch.split(packed, [part.elements(length) for part in self.parts], dim=1)
+        shapes: list[tuple[int, ...]] = [tuple(size or 0 for size in part.shape) for part in self.parts]
+        if self.variable:
+            ranks = [len(part.shape) for part in self.parts]
+            sizes = iter(packed[0, : sum(ranks)].long().tolist())
+            packed, shapes = packed[:, sum(ranks) :], [tuple(next(sizes) for _ in range(rank)) for rank in ranks]
+        columns = torch.split(packed, [prod(shape) for shape in shapes], dim=1)
         tensors = [
-            column.reshape(len(packed), *(length if size is None else size for size in part.shape)).to(part.dtype)
-            for part, column in zip(self.parts, columns, strict=True)
+            column.reshape(len(packed), *shape).to(part.dtype)
+            for part, column, shape in zip(self.parts, columns, shapes, strict=True)
         ]
         names = [part.name for part in self.parts if part.name is not None]
         return dict(zip(names, tensors, strict=True)) if names else tuple(tensors)
 
-    def _length(self, width: int) -> int:
-        """Return the length that varies, from the width of a packed row."""
-        fixed = sum(part.elements(1) for part in self.parts if None not in part.shape)
-        per_unit = sum(part.elements(1) for part in self.parts if None in part.shape)
-        return (width - fixed) // per_unit if per_unit else 0
+    def _fits(self, tensors: Sequence[Tensor]) -> bool:
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+        if self.variable:
+            return [len(shape) for shape in shapes] == [len(part.shape) for part in self.parts]
+        return shapes == [part.shape for part in self.parts]
 
 
 def check_values(batch: Any) -> None:

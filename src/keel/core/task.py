@@ -31,6 +31,8 @@ class Task:
     primary_metric: PrimaryMetric | None = None
     """The metric by which runs are compared; by default accuracy, or the loss where targets are not labels."""
 
+    next_token: bool = False
+    """Whether the model's own loss compares its output at a position with the target at the next one."""
     client_tests: ClientTests | None = None
     """The held-out examples of clients that are evaluated one by one."""
 
@@ -41,12 +43,13 @@ class Task:
             return self.primary_metric
         return PrimaryMetric() if self.data.classes else PrimaryMetric("test_loss", maximize=False)
 
-    def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The part of the outputs on which metrics are computed."""
+    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The predictions and the targets that metrics compare."""
         if self.loss is not own_loss:
-            return outputs
+            return outputs, targets
         shape = (*targets.shape, -1) if self.data.classes else targets.shape
-        return outputs[:, 1:].reshape(shape)
+        predictions = outputs[:, 1:].reshape(shape)
+        return (predictions[:, :-1], targets[:, 1:]) if self.next_token else (predictions, targets)
 
 
 def default_loss(data: FederatedData) -> Loss:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import classification, regression, text
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
-from keel.core.metrics import as_number
+from keel.core.metrics import as_number, counted_targets
 from keel.errors import KeelError, unknown_name
 
 SHORT = {
@@ -67,9 +67,12 @@ class TorchMetric:
 
     @property
     def _joinable(self) -> bool:
-        """Whether the states of chunks can be joined exactly; otherwise predictions are collected."""
-        known = {*JOINED, dim_zero_cat}
-        return all(reduction in known for reduction in self.metric._reductions.values())
+        """Whether the states of chunks can be joined exactly; otherwise predictions are collected.
+
+        A metric that combines or wraps others has no states of its own.
+        """
+        reductions = self.metric._reductions.values()
+        return bool(reductions) and all(reduction in {*JOINED, dim_zero_cat} for reduction in reductions)
 
     def _new(self) -> torchmetrics.Metric:
         metric = deepcopy(self.metric)
@@ -84,8 +87,7 @@ class TorchMetric:
         if self.task == "multilabel":
             return outputs.sigmoid(), targets.long()
         if self.task == "sequence":
-            counted = torch.isin(targets, torch.tensor(self.specials, device=targets.device), invert=True)
-            counted &= targets >= 0
+            counted = counted_targets(targets, self.specials)
             outputs, targets = outputs[counted], targets[counted]
             if isinstance(self.metric, text.Perplexity):
                 return outputs[None], targets[None]
@@ -146,6 +148,8 @@ def find_metric(name: str, task: str, classes: int, specials: tuple[int, ...]) -
 
 def of_object(metric: torchmetrics.Metric, task: str, specials: tuple[int, ...]) -> TorchMetric:
     """Return a metric for a torchmetrics object that a user made; its name is that of its class."""
+    if isinstance(metric, torchmetrics.MetricCollection):
+        raise KeelError("evaluation.metrics: a MetricCollection is not supported; list its metrics one by one")
     bare = re.sub(r"^(Binary|Multiclass|Multilabel)(?=[A-Z])", "", type(metric).__name__)
     return TorchMetric(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower(), metric, task, specials)
 

@@ -138,10 +138,10 @@ def from_dataset(
     """
     keys = None if client is None else _column(train, client)
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
-    if not isinstance(input, str):
+    if is_large(train, [input] if isinstance(input, str) else input):
+        dataset = rows_dataset(train, test, input, label, keys, task, _class_label_names(train, label))
+    elif not isinstance(input, str):
         dataset = _several_columns(train, test, input, label, keys, task)
-    elif is_large(train, input):
-        dataset = rows_dataset(train, test, input, label, keys, task)
     else:
         dataset = _convert([train], test, input, label, keys, task)
     return _partition(name, dataset, clients, partition, fields, seed)

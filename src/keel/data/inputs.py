@@ -11,8 +11,8 @@ from torch import Tensor
 from keel.core.stored_inputs import SeveralArrays
 from keel.errors import KeelError
 
-CHUNK = 1 << 16
-"""How many rows are checked at a time: a memory-mapped array may be larger than memory."""
+CHECKED = 1 << 26
+"""How many bytes are checked at a time: a memory-mapped array may be larger than memory."""
 
 
 def convert_inputs(inputs: Any, field: str) -> Tensor:
@@ -42,9 +42,17 @@ def _tensor(values: Any, field: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a read-only array, to which nothing is written
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if not all(torch.isfinite(tensor[first : first + CHUNK].float()).all() for first in range(0, len(tensor), CHUNK)):
+    if not _finite(tensor):
         raise KeelError(f"{field} must be finite as 32-bit floats (got NaN or infinite values)")
     return tensor
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Return whether all elements are finite as float32."""
+    if not tensor.is_floating_point():
+        return True
+    rows = max(1, CHECKED // max(1, 4 * tensor[:1].numel()))
+    return all(bool(torch.isfinite(part.float()).all()) for part in torch.split(tensor, rows))
 
 
 def _array(values: Any, field: str) -> np.ndarray:

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from keel.core.examples import Examples, TaskKind
-from keel.core.stored_inputs import Collate, Items
+from keel.core.stored_inputs import TRIED, Collate, Items
 from keel.data.arrays import as_dataset
 from keel.data.dataset import Dataset
-from keel.data.targets import convert_targets, infer_task
+from keel.data.targets import convert_targets, encode_texts, infer_task
 from keel.errors import KeelError
 
 LARGE = 1 << 28
@@ -20,7 +20,12 @@ LARGE = 1 << 28
 
 
 def lazy_dataset(
-    train: Any, test: Any, keys: np.ndarray | None, task: TaskKind | None = None, collate: Collate | None = None
+    train: Any,
+    test: Any,
+    keys: np.ndarray | None,
+    task: TaskKind | None = None,
+    collate: Collate | None = None,
+    class_names: Sequence[str] = (),
 ) -> Dataset:
     """Make a data set from the items (input, target) of two map-style data sets; inputs are read when they are used.
 
@@ -32,7 +37,10 @@ def lazy_dataset(
     """
     for field, dataset in ("data", train), ("data.test", test):
         check_length(dataset, field)
-    targets, test_targets = _targets(train), _targets(test)
+    targets, test_targets, texts = encode_texts(_targets(train), _targets(test))
+    if texts:
+        class_names = texts
+        train, test = Relabelled(train, targets), Relabelled(test, test_targets)
     if targets.dtype == object or test_targets.dtype == object:  # sequences of different lengths
         kind: TaskKind = task or "sequence"
         # a placeholder: they are read with their items
@@ -41,13 +49,13 @@ def lazy_dataset(
         kind = task or infer_task(targets, "data: targets")
         tokens = [convert_targets(part, kind, "data: targets") for part in (targets, test_targets)]
     parts = [
-        Examples(cast(Tensor, Items(items, collate)), values)
+        Examples(cast(Tensor, Items(items, collate, kind in ("regression", "multilabel"))), values)
         for items, values in zip((train, test), tokens, strict=True)
     ]
     if len(tokens[0].shape) > 1 and tokens[0].shape[1] == 0:
         largest = max(int(np.max(target)) for target in (*targets, *test_targets))
         return Dataset(parts[0], parts[1], 1 + largest, keys=keys, task=kind)
-    return as_dataset(parts[0], parts[1], keys, kind)
+    return as_dataset(parts[0], parts[1], keys, kind, class_names)
 
 
 def check_length(dataset: Any, field: str) -> None:
@@ -83,7 +91,8 @@ def _targets(dataset: Any) -> np.ndarray:
 
 def _agrees(dataset: Any, stored: Sequence[Any]) -> bool:
     """Return whether stored targets are those of the items, which a transform may change."""
-    return all(np.array_equal(_item(dataset, row)[1], stored[row]) for row in (0, len(stored) - 1))
+    rows = np.unique(np.linspace(0, len(stored) - 1, TRIED).astype(int)).tolist()
+    return all(np.array_equal(_item(dataset, row)[1], stored[row]) for row in rows)
 
 
 def _item(dataset: Any, row: int) -> Any:
@@ -96,29 +105,58 @@ def _item(dataset: Any, row: int) -> Any:
 class Rows:
     """The rows of a Hugging Face data set as items (input, target), which stay in their memory-mapped files."""
 
-    def __init__(self, dataset: Any, input: str, label: str):
-        self.rows, self.input, self.label = dataset.with_format("numpy"), input, label
+    def __init__(self, dataset: Any, input: str | Sequence[str], label: str):
+        self.rows, self.input = dataset.with_format("numpy"), input
         self.targets = np.asarray(self.rows[label][:])
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, Any]:
-        values = np.asarray(self.rows[row][self.input])
-        if values.dtype == np.uint8 and values.ndim in (2, 3):  # an image: channels first, from 0 to 1
-            values = (values[None] if values.ndim == 2 else values.transpose(2, 0, 1)).astype(np.float32) / 255
-        return torch.tensor(values), self.targets[row]
+    def __getitem__(self, row: int) -> tuple[Any, Any]:
+        cells = self.rows[row]
+        if isinstance(self.input, str):
+            return _cell(cells[self.input]), self.targets[row]
+        return {name: _cell(cells[name]) for name in self.input}, self.targets[row]
 
 
-def is_large(dataset: Any, input: str) -> bool:
-    """Return whether the column of a Hugging Face data set would take much memory."""
-    if input not in (getattr(dataset, "features", None) or ()) or not len(dataset):
+def _cell(content: Any) -> Tensor:
+    """Return the content of a cell as a tensor; an image with its channels first, from 0 to 1."""
+    values = np.asarray(content)
+    if values.dtype == np.uint8 and values.ndim in (2, 3):
+        values = (values[None] if values.ndim == 2 else values.transpose(2, 0, 1)).astype(np.float32) / 255
+    return torch.tensor(values)
+
+
+class Relabelled:
+    """The items of a data set with other targets."""
+
+    def __init__(self, items: Any, targets: np.ndarray):
+        self.items, self.targets = items, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, row: int) -> tuple[Any, Any]:
+        return self.items[row][0], self.targets[row]
+
+
+def is_large(dataset: Any, columns: Sequence[str]) -> bool:
+    """Return whether columns of a Hugging Face data set would take much memory."""
+    features = getattr(dataset, "features", None) or ()
+    if any(column not in features for column in columns) or not len(dataset):
         return False  # the caller reports it
-    return np.asarray(dataset.with_format("numpy")[0][input]).nbytes * len(dataset) >= LARGE
+    first = dataset.with_format("numpy")[0]
+    return sum(np.asarray(first[column]).nbytes for column in columns) * len(dataset) >= LARGE
 
 
 def rows_dataset(
-    train: Any, test: Any, input: str, label: str, keys: np.ndarray | None, task: TaskKind | None = None
+    train: Any,
+    test: Any,
+    input: str | Sequence[str],
+    label: str,
+    keys: np.ndarray | None,
+    task: TaskKind | None = None,
+    class_names: Sequence[str] = (),
 ) -> Dataset:
     """Make a data set whose rows are read when they are used."""
-    return lazy_dataset(Rows(train, input, label), Rows(test, input, label), keys, task)
+    return lazy_dataset(Rows(train, input, label), Rows(test, input, label), keys, task, class_names=class_names)

@@ -162,7 +162,7 @@ class Site:
             return self._reply({}, {"loss": 0.0, "correct": 0, "labelled": 0, "examples": 0})
         evaluator = Evaluator(replace(self.task, module=self.flat_model.module), self.spec.model.buffers == "local")
         evaluator.load_weights(received["theta"], buffers)
-        sums = sum(map(evaluator.measure, range(evaluator.parts)), torch.zeros(evaluator.width))
+        sums = sum(map(evaluator.measure, range(evaluator.parts)), torch.zeros(evaluator.sums))
         numbers = {
             "loss": float(sums[0]),
             "correct": int(sums[1 : 1 + data.classes].sum()),

@@ -24,6 +24,7 @@ from keel.core.flat_model import FlatModel
 from keel.core.losses import batched_loss
 from keel.core.program import Program
 from keel.core.replay import LocalGradient, python_state, work_per_operation
+from keel.core.stored_inputs import Items
 from keel.core.task import Task
 from keel.core.torch_adapter import has_hooks
 from keel.core.torch_randomness import keyed_torch_rng
@@ -46,6 +47,8 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
         return "the model has hooks"
     if task.data.train.variable:
         return "the length of the inputs differs from minibatch to minibatch"
+    if isinstance(task.data.train.inputs, Items):
+        return "the items of a data set are read client by client, so that random draws in them are reproducible"
     try:
         with single_thread(), keyed_torch_rng(local.seed, "batching"):
             return _compare(task, local)

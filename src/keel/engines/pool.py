@@ -37,7 +37,7 @@ TRAIN, PROBE, MEASURE = range(3)
 REQUEST = struct.Struct("=qq")
 """The operation and the slot; the clients (or the part of the test examples) follow."""
 DONE = b"done"
-"""A worker's reply. If it failed, the reply is the reason."""
+"""The beginning of a worker's reply; the result of an evaluation follows. If it failed, the reply is the reason."""
 
 
 @dataclass
@@ -119,13 +119,16 @@ class Pool(EngineDefaults):
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         shared = self.shared
-        if shared is None or self.evaluator.task.data.test.variable:  # the size of a chunk's result is not known
+        if shared is None:
             yield from self.engine.measure(theta, buffers)
             return
         shared.set_model(theta, buffers)
-        parts = range(self.evaluator.parts)
-        for part, _ in zip(parts, self._run(shared, MEASURE, parts), strict=True):
-            yield shared.measured[part]
+        measured = dispatch.in_order(
+            self.evaluator.parts, len(shared.slots), _Call(self, shared, MEASURE, range(self.evaluator.parts))
+        )
+        for result in measured:
+            assert isinstance(result, Tensor)
+            yield result
 
     def close(self) -> None:
         """End the workers. The next round starts new ones."""
@@ -161,7 +164,6 @@ class Pool(EngineDefaults):
             gradient=self.weights if self.engine.local.algorithm.probes else empty,
             weights=self.weights,
             buffers=empty if self.buffers is None else self.buffers,
-            measured=(self.evaluator.parts, self.evaluator.width),
         )
         fork = multiprocessing.get_context("fork")
         pipes = [fork.Pipe() for _ in range(count)]
@@ -184,9 +186,11 @@ class Pool(EngineDefaults):
         algorithm = self.engine.local.algorithm
         return algorithm.report(path, work.received, work.client_states[0], work.ctx.for_client(1))
 
-    def _run(self, shared: Shared, operation: int, items: Sequence[RoundWork] | Sequence[int]) -> Iterator[Slot]:
-        """Have the workers process each group (or part of the test examples); yield the slots in order."""
-        return dispatch.in_order(len(items), len(shared.slots), _Call(self, shared, operation, items))
+    def _run(self, shared: Shared, operation: int, groups: Sequence[RoundWork]) -> Iterator[Slot]:
+        """Have the workers process each group; yield the slots in order."""
+        for slot in dispatch.in_order(len(groups), len(shared.slots), _Call(self, shared, operation, groups)):
+            assert isinstance(slot, Slot)
+            yield slot
 
 
 class _Call:
@@ -208,15 +212,18 @@ class _Call:
         worker.items.append(number)
         return True
 
-    def finished(self) -> Iterator[tuple[int, Slot]]:
+    def finished(self) -> Iterator[tuple[int, Slot | Tensor]]:
         ready = wait([worker.connection for worker in self.pool.workers])
         for worker in self.pool.workers:
             if worker.connection in ready:
                 with _reporting_exit(worker):
                     reply = worker.connection.recv_bytes()
-                _raise_if_failed(reply)
+                result = _result(reply)
                 number = worker.items.pop(0)
-                yield number, self._slot(number)
+                yield (
+                    number,
+                    self._slot(number) if self.operation != MEASURE else torch.frombuffer(result, dtype=torch.float64),
+                )
 
     def abandon(self) -> None:
         self.pool.close()
@@ -239,9 +246,10 @@ def _reporting_exit(worker: PoolWorker) -> Iterator[None]:
         raise OSError(f"a worker process ended (exit code {code}); it may have run out of memory") from None
 
 
-def _raise_if_failed(reply: bytes) -> None:
-    if reply == DONE:
-        return
+def _result(reply: bytes) -> bytearray:
+    """Return what a worker sent after DONE; raise its error if it failed."""
+    if reply.startswith(DONE):
+        return bytearray(reply[len(DONE) :])
     kind, _, reason = reply.decode().partition("\n")
     raise KeelError(reason) if kind == KeelError.__name__ else RuntimeError(f"in a worker process:\n{reason}")
 
@@ -270,8 +278,8 @@ def _reply_to(request: bytes, make: EngineMaker, shared: Shared) -> bytes:
         engine = make()  # here, so that the parent gets its error
         if operation == MEASURE:
             engine.evaluator.load_weights(shared.theta, shared.buffers if shared.buffers.numel() else None)
-            shared.measured[items[0]] = engine.evaluator.measure(items[0])
-        elif operation == PROBE:
+            return DONE + engine.evaluator.measure(int(items[0])).numpy().tobytes()
+        if operation == PROBE:
             for row, message in enumerate(engine.probe(shared.work(items, slot))):
                 slot.gradient[row] = message["gradient"]
         else:

@@ -62,7 +62,6 @@ class Shared:
     slots: list[Slot]
     theta: Tensor
     buffers: Tensor
-    measured: Tensor
 
     @classmethod
     def for_round(
@@ -75,7 +74,6 @@ class Shared:
         gradient: Tensor,
         weights: Tensor,
         buffers: Tensor,
-        measured: tuple[int, int],
     ) -> "Shared":
         """Allocate memory for rounds like `work`.
 
@@ -83,7 +81,6 @@ class Shared:
             result: A message and a client state like those that clients report.
             rows: Clients of a slot.
             gradient: The gradient of a first phase; empty if there is none.
-            measured: The shape of an evaluation's results.
         """
         message, state = result
 
@@ -104,7 +101,6 @@ class Shared:
             [slot() for _ in range(slots)],
             _shared_like(weights),
             _shared_like(buffers),
-            _shared_like(torch.zeros(measured, dtype=torch.float64)),
         )
 
     def fits(self, received: Message, training: bool) -> bool:

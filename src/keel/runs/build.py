@@ -120,7 +120,9 @@ def make_task(
     measured, primary = make_metrics(
         (spec.evaluation.metrics or ()) if metrics is None else metrics, data, spec.evaluation
     )
-    task = Task(module, data, find_loss(loss or spec.local.loss, data), (), layout, measured, primary, tests)
+    task = Task(
+        module, data, find_loss(loss or spec.local.loss, data), (), layout, measured, primary, client_tests=tests
+    )
     return checked_task(task, spec) if data.is_local else task
 
 

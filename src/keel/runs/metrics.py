@@ -34,6 +34,8 @@ def make_metrics(
             raise KeelError(f"evaluation.metrics: {name!r} is given twice; give each metric once")
         made[name] = metric
     if not made:
+        if evaluation.maximize is not None:
+            raise KeelError("evaluation.maximize requires evaluation.metrics, whose first one it is about")
         return (), None
     first, metric = next(iter(made.items()))
     maximize = evaluation.maximize
@@ -42,7 +44,7 @@ def make_metrics(
     if maximize is None:
         raise KeelError(
             f"evaluation.maximize must be true or false, because it is not known whether a larger {first!r}, the first "
-            "metric, is better"
+            "metric, is better; a function may also have the attribute higher_is_better"
         )
     return tuple(metric for metric in made.values() if metric is not None), PrimaryMetric(first, maximize)
 

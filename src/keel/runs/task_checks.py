@@ -3,6 +3,7 @@
 The same pass shows how the model is called: which of its outputs counts, and whether it takes integers.
 """
 
+import logging
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from keel.config.schema import Spec
 from keel.core.adapted import Adapter, adapted, own_loss
@@ -17,11 +19,16 @@ from keel.core.buffers import moving_buffers
 from keel.core.examples import Examples, FederatedData
 from keel.core.flat_model import FlatModel
 from keel.core.losses import one_per_example
+from keel.core.metrics import Metric, encode
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.transforms import AsFloat
 from keel.errors import KeelError
 
+log = logging.getLogger(__name__)
+
+MAX_COLLECTED = 2 << 30
+"""The largest number of bytes that a metric may collect from all test examples."""
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError)
 """What a forward pass on inputs of the wrong kind raises."""
 
@@ -41,8 +48,9 @@ def checked_task(task: Task, spec: Spec) -> Task:
                 parameter.add_(0.1 * torch.randn_like(parameter))
         task, outputs, examples = _called(task, module)
         task = _with_loss(task, outputs, examples)
-    _check_outputs(task.data, task.predictions(outputs, examples.targets), examples.targets)
-    _check_metrics(task, task.predictions(outputs, examples.targets), examples.targets)
+    compared = task.compared(outputs, examples.targets)
+    _check_outputs(task.data, *compared)
+    _check_metrics(task, *compared)
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
     _check_single_example(task, spec)
     return task
@@ -83,7 +91,7 @@ def _model_error(data: FederatedData, inputs: Tensor, targets: Tensor, error: Ex
 def _with_loss(task: Task, outputs: Tensor, examples: Examples) -> Task:
     """Return the task with a loss per example."""
     if task.loss is own_loss:
-        return task
+        return replace(task, next_token=_predicts_next_token(task, outputs, examples.targets))
     try:
         return replace(task, loss=one_per_example(task.loss, outputs, examples.targets))
     except KeelError:
@@ -107,7 +115,6 @@ def _check_outputs(data: FederatedData, outputs: Tensor, targets: Tensor) -> Non
         raise KeelError(
             f"model must have {data.classes} outputs, one per class (got outputs of shape {tuple(outputs.shape[1:])})"
             f"{_hint_on_labels(data)}"
-            f"{_hint_on_labels(data)}"
         )
 
 
@@ -124,13 +131,41 @@ def _hint_on_labels(data: FederatedData) -> str:
 def _check_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
     for metric in task.metrics:
         try:
-            metric.state(outputs, targets)
+            one, two = (metric.state(outputs[:count], targets[:count]) for count in (1, 2))
         except FAILURES as error:
             reason, shapes = str(error).strip().splitlines()[0], (tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
             raise KeelError(
                 f"evaluation.metrics: {metric.name!r} fails on outputs of shape {shapes[0]} and targets of shape "
                 f"{shapes[1]} ({reason}); use a metric that fits the task"
             ) from error
+        size = 8 * (len(encode([two])) - len(encode([one]))) * len(task.data.test)
+        if size > MAX_COLLECTED:
+            raise KeelError(
+                f"evaluation.metrics: {metric.name!r} collects the outputs of all test examples, {size / 1e9:.0f} GB; "
+                "use a metric of torchmetrics that is a sum, or fewer data.test_examples"
+            )
+        _try_function(metric, two)
+
+
+def _try_function(metric: Metric, state: list[Tensor]) -> None:
+    """Raise a KeelError if a user's function has a mistake. That it may need more examples than two is none."""
+    try:
+        metric.value([state])
+    except (TypeError, AttributeError, NameError, KeelError) as error:
+        raise KeelError(f"evaluation.metrics: {metric.name!r} fails ({str(error).strip().splitlines()[0]})") from error
+    except Exception as error:  # it is called again on all test examples
+        log.debug("metric %s fails on two examples: %s", metric.name, error)
+
+
+def _predicts_next_token(task: Task, outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether the model's own loss is the cross entropy of each position with the next target."""
+    if task.data.kind != "sequence" or targets.shape[1] < 2:
+        return False
+    logits, _ = task.compared(outputs, targets)
+    same = cross_entropy(logits.flatten(0, 1), targets.clamp(min=-1).flatten(), ignore_index=-1)
+    shifted = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].clamp(min=-1).flatten(), ignore_index=-1)
+    own = outputs[0, 0]
+    return bool((own - shifted).abs() < (own - same).abs())
 
 
 def _check_single_example(task: Task, spec: Spec) -> None:
