@@ -162,7 +162,7 @@ def test_natural_clients_keep_their_names() -> None:
 
 def test_each_partition_is_a_client() -> None:
     table = Columns(x=np.arange(48.0).reshape(24, 2), label=LABELS)
-    parts = ListPartitioner(*(Columns(x=np.full((size, 2), size), label=LABELS[:size]) for size in (5, 1, 3)))
+    parts = ListPartitioner(*(Columns(x=np.full((size, 2), float(size)), label=LABELS[:size]) for size in (5, 1, 3)))
     data = from_partitioner(parts, input="x", label="label", test=table)
     assert data.partition.sizes.tolist() == [5, 1, 3]
     assert [data.client(client).inputs[0, 0] for client in range(3)] == [5, 1, 3]

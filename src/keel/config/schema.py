@@ -169,11 +169,16 @@ class ParticipationSpec(_Table):
         return self
 
 
+def _as_list(value: Any) -> Any:
+    """A single name as a list."""
+    return [value] if isinstance(value, str) else value
+
+
 class EvaluationSpec(_Table):
     every: Count = 10
     last: Count = 100
     on: Literal["test", "validation"] = "test"
-    metrics: list[Annotated[str, Field(min_length=1)]] | None = None
+    metrics: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)] | None = None
     maximize: bool | None = None
     clients: Count | None = None
     finetune_steps: Count | None = None

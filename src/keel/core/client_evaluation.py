@@ -4,6 +4,7 @@ The mean over clients says how a typical client fares, the worst decile how uneq
 are in one part of the work, so that its metric is computed where its examples are.
 """
 
+import logging
 from math import ceil, isfinite, nan
 from typing import Any
 
@@ -21,6 +22,8 @@ from keel.core.randomness import keyed_rng
 from keel.core.records import PrimaryMetric
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
+
+log = logging.getLogger(__name__)
 
 COLUMNS = 2
 """What is measured of a client: the primary metric, NaN if it is not defined, and the number of examples."""
@@ -76,7 +79,8 @@ class ClientEvaluator:
             if metric.name == name:
                 try:
                     return metric.value([metric.state(chunk.predictions, chunk.targets) for chunk in measured])
-                except (ValueError, RuntimeError, ZeroDivisionError):  # such as a correlation of one example
+                except Exception as error:  # such as a correlation of one example; mistakes show on all test examples
+                    log.debug("metric %s is not defined for a client: %s", name, error)
                     return nan
         counted = sum(int(chunk.counted.sum()) for chunk in measured)
         return sum(len(chunk.correct) for chunk in measured) / counted if counted else nan

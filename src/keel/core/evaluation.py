@@ -1,5 +1,6 @@
 """Evaluation of a model on held-out examples, in chunks that any number of workers can share."""
 
+import logging
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
@@ -18,6 +19,8 @@ from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.errors import KeelError
 
+log = logging.getLogger(__name__)
+
 MAX_CLASSES = 256
 """Beyond it the accuracy of each class is not recorded: it would fill the records."""
 
@@ -35,6 +38,8 @@ class Evaluator:
             FlatModel(without_statistics(task.module)) if local_buffers else FlatModel(task.module, task.moving)
         )
         self.model.module.eval()
+        self.undefined: set[str] = set()
+        """The metrics that were not defined, of which a warning was logged."""
 
     def load_weights(self, theta: Tensor, buffers: Tensor | None) -> None:
         """Set the model that is evaluated from now on."""
@@ -108,6 +113,9 @@ class Evaluator:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise KeelError(f"evaluation.metrics: {metric.name!r} fails ({reason})") from error
             values[metric.name] = value if isfinite(value) else None
+            if not isfinite(value) and metric.name not in self.undefined:
+                self.undefined.add(metric.name)
+                log.warning("%s is not defined on the test examples (%s)", metric.name, value)
         return values
 
 

@@ -102,7 +102,7 @@ LOSSES = {
     "mse": NamedLoss(lambda specials: per_example_mse, frozenset({"regression"})),
     "mae": NamedLoss(lambda specials: per_example_mae, frozenset({"regression"})),
     "huber": NamedLoss(lambda specials: per_example_huber, frozenset({"regression"})),
-    "bce": NamedLoss(lambda specials: per_example_bce, frozenset({"multilabel"})),
+    "bce": NamedLoss(lambda specials: per_example_bce, frozenset({"multilabel", "classification"})),
 }
 DEFAULTS = {
     "classification": "cross_entropy",
@@ -157,6 +157,7 @@ def one_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
     Raises:
         KeelError: It returns neither one loss per example, nor one per element, nor the mean of the minibatch.
     """
+    outputs = outputs.detach()
     _check_broadcasting(loss, outputs, targets)
     losses: Any = loss(outputs, targets)
     if isinstance(losses, Tensor) and losses.shape[:1] == targets.shape[:1]:

@@ -1,7 +1,7 @@
 """Packs the input tensors of a model that takes several of them into one, as the engines handle one tensor per example.
 
 Every element is stored as float32, which holds bytes, booleans, floats and whole numbers up to 2^24 exactly. The model
-unpacks them again, with their own types (see `adapted.py`).
+unpacks them again, as float32, int64 (which embeddings take) or booleans (see `adapted.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,8 @@ class Packing:
         """
         parts = []
         for name, tensor in named_tensors(batch):
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            dtype = torch.float32 if tensor.is_floating_point() else torch.int64
+            dtype = torch.bool if tensor.dtype == torch.bool else dtype
             shape = tuple(tensor.shape[1:])
             parts.append(Part(name, dtype, (None,) * len(shape) if variable else shape))
         return cls(tuple(parts))

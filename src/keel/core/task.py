@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from keel.core.adapted import own_loss
@@ -46,6 +47,9 @@ class Task:
     def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The predictions and the targets that metrics compare."""
         if self.loss is not own_loss:
+            if self.data.classes == 2 and outputs.numel() == targets.numel():  # one logit: that of class 1
+                logit = outputs.reshape(targets.shape)
+                return torch.stack([torch.zeros_like(logit), logit], -1), targets
             return outputs, targets
         shape = (*targets.shape, -1) if self.data.classes else targets.shape
         predictions = outputs[:, 1:].reshape(shape)

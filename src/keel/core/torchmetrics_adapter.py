@@ -1,9 +1,11 @@
 """Metrics of torchmetrics by name or as objects. The one module that imports torchmetrics or knows its internals."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -27,6 +29,13 @@ SHORT = {
     "matthews": "MatthewsCorrCoef",
 }
 """The usual names of metrics whose class has another."""
+NOT_ONE_NUMBER = {"ConfusionMatrix", "ROC", "PrecisionRecallCurve", "StatScores", "FBetaScore"} | {
+    f"{one}At{fixed}{other}"
+    for fixed in ("", "Fixed")
+    for one in ("Precision", "Recall", "Sensitivity", "Specificity")
+    for other in ("Precision", "Recall", "Sensitivity", "Specificity")
+}
+"""Metrics that return several numbers or require settings."""
 PREFIXES = {"classification": "Multiclass", "sequence": "Multiclass", "multilabel": "Multilabel"}
 TOP_K = re.compile(r"top_?(\d+)(_accuracy)?")
 JOINED: dict[Any, Any] = {dim_zero_sum: torch.add, dim_zero_max: torch.maximum, dim_zero_min: torch.minimum}
@@ -54,6 +63,13 @@ class TorchMetric:
         return [_joined(getattr(metric, name)) for name in metric._defaults]
 
     def value(self, states: Sequence[list[Tensor]]) -> float:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            value = self._value(states)
+        undefined = any("meaningless" in str(warning.message) for warning in caught)  # such as no positive examples
+        return nan if undefined else value
+
+    def _value(self, states: Sequence[list[Tensor]]) -> float:
         metric = self._new()
         if not self._joinable:
             metric.update(*(torch.cat(parts) for parts in zip(*states, strict=True)))
@@ -163,15 +179,17 @@ def names(task: str) -> list[str]:
     """Return the names of the metrics that suit a kind of task."""
     module, prefix = (regression, "") if task == "regression" else (classification, PREFIXES[task])
     classes = [cls.removeprefix(prefix) for cls in module.__all__ if cls.startswith(prefix)]
+    classes = [cls for cls in classes if cls not in NOT_ONE_NUMBER]
     short = [name for name, cls in SHORT.items() if cls in classes]
     return sorted([*short, *(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower() for cls in classes)])
 
 
 def _unsuited(name: str, task: str) -> KeelError:
     return KeelError(
-        f"evaluation.metrics: {name!r} does not suit {task} targets; use one of {', '.join(names(task)[:8])}, ..."
+        f"evaluation.metrics: {name!r} does not suit {task} targets; use one of {', '.join(names(task)[:8])}, ..., or "
+        "name the task of the data, as in task = 'regression'"
     )
 
 
 def _unknown(name: str, task: str) -> KeelError:
-    return unknown_name("evaluation.metrics", name, [*names(task), "accuracy"], "or module:name")
+    return unknown_name("evaluation.metrics", name, {*names(task), "accuracy"}, "or module:name")

@@ -40,10 +40,11 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class AsFloat:
-    """Apply another transform and convert its integers to float32."""
+class AsType:
+    """Apply another transform and convert its tensors to a type that the model takes."""
 
     inner: Transform
+    dtype: torch.dtype
 
     @property
     def random(self) -> bool:
@@ -53,7 +54,7 @@ class AsFloat:
         return self.inner.draw(examples, rng)
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
-        return self.inner(inputs, choices).float()
+        return self.inner(inputs, choices).to(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from keel.core.examples import Examples, TaskKind
+from keel.core.stored_inputs import Items
 from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.inputs import convert_inputs
@@ -77,11 +79,16 @@ def as_dataset(
     """Make a data set with as many classes as the largest label requires; names of further classes are dropped."""
     if train.packing != test.packing:
         raise KeelError("data.test_inputs must have the same parts as data.inputs, with the same types and shapes")
+    integers = [not part.inputs.is_floating_point() for part in (train, test) if isinstance(part.inputs, Tensor)]
+    if len(set(integers)) > 1:
+        kinds = ["integers" if whole else "floats" for whole in integers]
+        raise KeelError(f"data.test_inputs must be {kinds[0]}, as data.inputs are (got {kinds[1]})")
     for field, array, other in (("inputs", train.inputs, test.inputs), ("labels", train.targets, test.targets)):
         if array.shape[1:] != other.shape[1:] and not train.variable:
             raise KeelError(
                 f"data.test_{field} must have {field} of shape {tuple(array.shape[1:])}, as data.{field} has "
                 f"(got {tuple(other.shape[1:])})"
+                + ("; pass collate= to pad items of different lengths" if isinstance(train.inputs, Items) else "")
             )
     classes = count_classes(task, train.targets, test.targets)
     return Dataset(train, test, classes, keys=keys, task=task, class_names=tuple(class_names[:classes]))

@@ -15,9 +15,10 @@ from keel.core.examples import FederatedData, TaskKind
 from keel.core.stored_inputs import Collate
 from keel.data.arrays import make_dataset
 from keel.data.dataset import Dataset
-from keel.data.lazy import is_large, lazy_dataset, rows_dataset
+from keel.data.lazy import check_length, is_large, lazy_dataset, rows_dataset
 from keel.data.partition import partition_dataset
 from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
+from keel.data.targets import check_task
 from keel.data.transforms import Pixels
 from keel.errors import KeelError, unknown_name
 
@@ -45,6 +46,7 @@ def federate(
     *,
     test: Any,
     keys: ArrayLike | None = None,
+    test_keys: ArrayLike | None = None,
     clients: int | None = None,
     partition: PartitionScheme | None = None,
     alpha: float | None = None,
@@ -70,6 +72,7 @@ def federate(
         collate: For data sets: makes a minibatch (inputs, targets) from a list of items, as DataLoader's collate_fn
             does; it may pad items of different lengths.
         keys: The client of each example. Without keys, examples are assigned to clients at random.
+        test_keys: The client of each test example, if the test examples belong to the clients that train.
         clients: The number of clients; with `keys`, that many of them are drawn (default: all).
         partition: The partitioning scheme, as `data.partition` in a spec: "dirichlet", "dirichlet_per_class",
             "classes", "shards", "quantity", "feature", "iid" or "key". By default "key" with keys; without keys the
@@ -86,14 +89,26 @@ def federate(
         seed: The seed of the partition.
         name: The name in reports.
     """
+    check_task(task)
     owners = None if keys is None else np.atleast_1d(np.asarray(keys))
     if labels is None:
+        _check_items(inputs, test)
         dataset = lazy_dataset(inputs, test, owners, task, collate)
     else:
         _check_arguments(inputs, test, collate)
         dataset = make_dataset((inputs, _array(labels)), (test[0], _array(test[1])), owners, task)
+    if test_keys is not None:
+        dataset = replace(dataset, test_keys=np.atleast_1d(np.asarray(test_keys)))
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
     return _partition(name, dataset, clients, partition, fields, seed)
+
+
+def _check_items(inputs: Any, test: Any) -> None:
+    """Raise a KeelError unless the arguments are those for data sets."""
+    if hasattr(inputs, "column_names"):
+        raise KeelError("data: use keel.from_dataset for a datasets.Dataset, which names its columns")
+    if isinstance(test, tuple) and len(test) == 2 and hasattr(test[0], "shape"):
+        raise KeelError("test must be a data set with items (input, target), as the training data are (got arrays)")
 
 
 def _check_arguments(inputs: Any, test: Any, collate: Any) -> None:
@@ -136,6 +151,9 @@ def from_dataset(
         clients, partition, alpha, classes_per_client, shards_per_client, noise, min_examples, task, seed, name: As in
             `federate`.
     """
+    check_task(task)
+    for field, part in ("data", train), ("data.test", test):
+        check_length(part, field)
     keys = None if client is None else _column(train, client)
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
     if is_large(train, [input] if isinstance(input, str) else input):

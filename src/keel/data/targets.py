@@ -1,16 +1,24 @@
 """Targets as users have them: classes, numbers, several labels per example, or sequences of tokens."""
 
+from typing import get_args
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from keel.core.examples import TaskKind
-from keel.errors import KeelError
+from keel.errors import KeelError, unknown_name
 
 MAX_LABEL = 1_000_000
 """The largest label. Larger ones are identifiers rather than classes, and the model's last layer would be huge."""
 FEW = 50
 """Up to this many distinct whole numbers, stored as floats, may be classes as well as numbers to predict."""
+
+
+def check_task(task: str | None) -> None:
+    """Raise a KeelError unless the name is that of a kind of task, or None."""
+    if task is not None and task not in get_args(TaskKind):
+        raise unknown_name("task", task, get_args(TaskKind))
 
 
 def infer_task(targets: np.ndarray, field: str) -> TaskKind:
@@ -24,6 +32,8 @@ def infer_task(targets: np.ndarray, field: str) -> TaskKind:
     """
     if targets.dtype.kind == "b" or (targets.ndim == 2 and targets.shape[1] > 1 and np.isin(targets, (0, 1)).all()):
         return "multilabel" if targets.ndim > 1 else "classification"
+    if targets.dtype.kind in "iu" and targets.ndim == 2 and targets.shape[1] == 1:
+        raise KeelError(f"{field} must be one whole number per example (got shape {targets.shape}); use labels[:, 0]")
     if targets.dtype.kind != "f":
         return "classification" if targets.ndim == 1 else "sequence"
     distinct = np.unique(targets[:100_000])

@@ -46,7 +46,7 @@ class Setting:
         return ", ".join(f"{key} = {value}" for key, value in self.fields.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Methods with their targets: the final value of the baseline in the same setting, or one number for all.
 
@@ -59,6 +59,9 @@ class Comparison:
     """The name or the title of the algorithm with which the others are compared."""
     target: float | None = None
     """The target of all methods, if it is a number."""
+
+    def __repr__(self) -> str:
+        return f"<keel.Comparison: {', '.join(method.label for method in self.methods)}; {len(self.paths)} runs>"
 
     @property
     def paths(self) -> list[Path]:

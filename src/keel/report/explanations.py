@@ -4,6 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from keel.report.comparison import Comparison, Setting
+from keel.report.target import MIN_EVALUATIONS
+
+
+def _window(comparison: Comparison) -> str:
+    """The rounds, or evaluations if these are fewer than the minimum, over which a metric is averaged."""
+    rounds = comparison.window
+    return f"{rounds} rounds" if rounds >= MIN_EVALUATIONS else f"{MIN_EVALUATIONS} evaluations"
 
 
 def explanation(comparison: Comparison, interval: bool = False) -> str:
@@ -25,7 +32,7 @@ def explanation(comparison: Comparison, interval: bool = False) -> str:
     if comparison.target is None:
         source = baseline if len(targets) == 1 else comparison.baseline
         goal += f", the final {names} of {source}" + (" in the same setting" if len(targets) > 1 else "")
-    text += f" Rounds and bytes: until {names}, averaged over {comparison.window} rounds, first reaches {goal}."
+    text += f" Rounds and bytes: until {names}, averaged over {_window(comparison)}, first reaches {goal}."
     if baseline is not None:
         text += f" Δ: reduction (↓) or increase (↑) relative to {baseline}."
     return text

@@ -22,7 +22,7 @@ Runs = Run | Comparison | Sweep | str | Path
 """What a report can be about: a run, a folder with runs, a comparison or a sweep."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReportPage:
     """A report that was written. It can be used as a path; in a notebook it is shown as curves and a table."""
 
@@ -30,6 +30,9 @@ class ReportPage:
     """The HTML file."""
     comparison: Comparison
     """The runs in it, with `to_frame`, `to_markdown` and `to_latex`."""
+
+    def __repr__(self) -> str:
+        return f"<keel.ReportPage {str(self.path)!r}>"
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)

@@ -28,7 +28,7 @@ class BestPoint:
     """The TOML file of `spec`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """The points of a search with their scores, the best first. In a notebook it is shown as a table."""
 
@@ -42,6 +42,10 @@ class Sweep:
     """The examples on which points are scored: "validation" or "test"."""
     primary: PrimaryMetric
     """The metric by which points are ranked, with its `name` and its direction, `maximize`."""
+
+    def __repr__(self) -> str:
+        best = "none finished" if self.best is None else f"best {self.best.fields}"
+        return f"<keel.Sweep {str(self.path)!r}: {len(self.rows)} points, {best}>"
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the points as a pandas DataFrame: a column per searched field, and the scores."""

@@ -18,6 +18,7 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
+from keel.core.records import PrimaryMetric
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
 from keel.core.selection import KeepBest
@@ -123,7 +124,14 @@ def make_task(
     task = Task(
         module, data, find_loss(loss or spec.local.loss, data), (), layout, measured, primary, client_tests=tests
     )
+    _check_stop_target(spec, task.primary)
     return checked_task(task, spec) if data.is_local else task
+
+
+def _check_stop_target(spec: Spec, metric: PrimaryMetric) -> None:
+    target = None if spec.stop is None else spec.stop.target
+    if target is not None and metric.is_fraction and not 0 < target <= 1:
+        raise KeelError(f"stop.target must be above 0 and at most 1 for {metric.label}, as in 0.8 (got {target:g})")
 
 
 def check_tasks(specs: Iterable[Spec]) -> None:

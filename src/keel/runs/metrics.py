@@ -1,6 +1,7 @@
 """Finds the metrics of a run: by name in torchmetrics, as "module:name", or objects that were passed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from keel import registry
@@ -17,19 +18,20 @@ BUILT_IN = {"accuracy": True, "test_loss": False}
 
 
 def make_metrics(
-    metrics: Sequence[Any], data: FederatedData, evaluation: "EvaluationSpec"
+    metrics: Sequence[Any] | Mapping[str, Any], data: FederatedData, evaluation: "EvaluationSpec"
 ) -> tuple[tuple[Metric, ...], PrimaryMetric | None]:
     """Return the metrics that are measured besides loss and accuracy, and the primary one: the first of `metrics`.
 
     Args:
-        metrics: Names, torchmetrics objects, or functions of all outputs and targets.
+        metrics: Names, torchmetrics objects, or functions of all outputs and targets; a mapping gives them names.
 
     Raises:
         KeelError: A metric is not known, does not suit the targets, or has no direction and is the primary one.
     """
     made: dict[str, Metric | None] = {}
-    for given in metrics:
-        name, metric = _make(given, data)
+    pairs = metrics.items() if isinstance(metrics, Mapping) else [(None, metric) for metric in metrics]
+    for label, given in pairs:
+        name, metric = _make(given, data, label)
         if name in made:
             raise KeelError(f"evaluation.metrics: {name!r} is given twice; give each metric once")
         made[name] = metric
@@ -49,8 +51,9 @@ def make_metrics(
     return tuple(metric for metric in made.values() if metric is not None), PrimaryMetric(first, maximize)
 
 
-def _make(given: Any, data: FederatedData) -> tuple[str, Metric | None]:
-    if isinstance(given, str):
+def _make(given: Any, data: FederatedData, label: str | None = None) -> tuple[str, Metric | None]:
+    """Return a metric and its name. None in place of the metric is for one that is measured without asking."""
+    if isinstance(given, str) and label is None:
         if given in BUILT_IN:
             if given == "accuracy" and not data.classes:
                 if data.kind == "multilabel":
@@ -61,7 +64,7 @@ def _make(given: Any, data: FederatedData) -> tuple[str, Metric | None]:
             return given, _named(given, data)
         found = registry.imported("evaluation.metrics", given)
         return _of_object(found() if isinstance(found, type) else found, data)
-    return _of_object(given, data)
+    return _of_object(given, data, label)
 
 
 def _named(name: str, data: FederatedData) -> Metric:
@@ -70,7 +73,9 @@ def _named(name: str, data: FederatedData) -> Metric:
     return find_metric(name, data.kind, data.outputs, data.specials)
 
 
-def _of_object(given: Any, data: FederatedData) -> tuple[str, Metric]:
+def _of_object(given: Any, data: FederatedData, label: str | None = None) -> tuple[str, Metric]:
+    if isinstance(given, type):
+        raise KeelError(f"evaluation.metrics: use {given.__name__}(...) instead of the class")
     if hasattr(given, "update") and hasattr(given, "compute"):
         from keel.core.torchmetrics_adapter import of_object
 
@@ -82,9 +87,11 @@ def _of_object(given: Any, data: FederatedData) -> tuple[str, Metric]:
         raise KeelError(
             f"evaluation.metrics must be names, torchmetrics objects or functions (outputs, targets) (got {given!r})"
         )
+    if label is not None:
+        metric = replace(metric, name=label)  # type: ignore[type-var]
     if metric.name in Record.__annotations__ or not metric.name.isidentifier():
         raise KeelError(
-            f"evaluation.metrics: {metric.name!r} is not a possible name, because the records have it or it is not an "
-            "identifier; give the function another name"
+            f"evaluation.metrics: {metric.name!r} cannot name a metric, because the records have that key or it is not "
+            "an identifier; name metrics with a mapping, as in metrics={'name': function}"
         )
     return metric.name, metric

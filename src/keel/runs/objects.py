@@ -72,7 +72,12 @@ class RunObjects:
         if value is None or name not in SOURCES or _is_instance(name, value):
             return value
         with keyed_torch_rng(seed, name):
-            result = value(seed)
+            try:
+                result = value(seed)
+            except TypeError as error:
+                raise KeelError(
+                    f"{name}: the function of the seed fails ({error}); it is called with the seed"
+                ) from error
         if not _is_instance(name, result):
             raise KeelError(f"{name}: the function of the seed must return {SOURCES[name]} (got {result!r})")
         return result

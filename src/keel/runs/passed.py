@@ -52,6 +52,10 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
     for name, kind in KINDS.items():
         if not isinstance(passed[name], kind | None):
             raise KeelError(f"{name} must be an instance of {kind.__name__} (got {type(passed[name]).__name__})")
+    if passed["algorithm"] is not None and not isinstance(getattr(passed["algorithm"], "name", None), str):
+        raise KeelError(
+            f"algorithm must have a name: set the class attribute name of {type(passed['algorithm']).__name__}"
+        )
     if passed["sampler"] is not None:
         check_sampler(passed["sampler"])
     if isinstance(spec, Spec) and all(value is None for value in passed.values()):
@@ -103,13 +107,14 @@ def _named(table: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     """The table with the names that are passed. Objects are not named in it."""
     section, field = NAMES[name]
     fields = table.get(section, {})
-    if fields.get(field) is not None:
+    named = _are_names(value)
+    if named and name == "metrics":
+        value = [value] if isinstance(value, str) else list(value)
+    if fields.get(field) is not None and not (named and fields[field] == value):
         raise KeelError(
             f"{section}.{field} = {fields[field]!r} conflicts with {name}=, which replaces it; remove one of them"
         )
-    if not _are_names(value):
-        return table
-    return {**table, section: {**fields, field: value if isinstance(value, str) else list(value)}}
+    return {**table, section: {**fields, field: value}} if named else table
 
 
 def check_resumed(passed: Passed, folder: RunFolder) -> None:
@@ -124,6 +129,8 @@ def check_resumed(passed: Passed, folder: RunFolder) -> None:
         raise KeelError(
             f"this run was started in Python: pass {names} again, with keel.resume({str(folder.path)!r}, {arguments})"
         )
+    if recorded.get("metrics") == CUSTOM and _are_names(passed["metrics"]):
+        raise KeelError("metrics were passed as objects when this run started; pass the same objects again")
     for name in ("sampler", "engine"):
         if passed[name] is not None and recorded[name] != CUSTOM:
             raise KeelError(f"{name} was not passed when this run started (it used {recorded[name]!r}); leave it out")

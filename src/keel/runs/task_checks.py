@@ -19,10 +19,10 @@ from keel.core.buffers import moving_buffers
 from keel.core.examples import Examples, FederatedData
 from keel.core.flat_model import FlatModel
 from keel.core.losses import one_per_example
-from keel.core.metrics import Metric, encode
-from keel.core.task import Task
+from keel.core.metrics import FunctionMetric, Metric, encode
+from keel.core.task import Task, default_loss
 from keel.core.torch_randomness import keyed_torch_rng
-from keel.core.transforms import AsFloat
+from keel.core.transforms import AsType
 from keel.errors import KeelError
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,16 @@ def checked_task(task: Task, spec: Spec) -> Task:
     FlatModel(task.module)
     module = deepcopy(task.module).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with keyed_torch_rng(0, "trial"), torch.no_grad():
-        for parameter in module.parameters():  # away from the initial values, where some buffers do not move
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
+    with keyed_torch_rng(0, "trial"):
+        with torch.no_grad():
+            for parameter in module.parameters():  # away from the initial values, where some buffers do not move
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
         task, outputs, examples = _called(task, module)
         task = _with_loss(task, outputs, examples)
-    compared = task.compared(outputs, examples.targets)
+        if not task.loss(outputs, examples.targets).requires_grad:
+            raise KeelError("loss does not depend on the model's parameters; compute it from the outputs, not detached")
+    compared = task.compared(outputs.detach(), examples.targets)
     _check_outputs(task.data, *compared)
     _check_metrics(task, *compared)
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
@@ -63,18 +66,27 @@ def _called(task: Task, module: nn.Module) -> tuple[Task, Tensor, Examples]:
     inputs = data.transform(examples.inputs)
     adapter = Adapter(data.train.packing, task.loss is own_loss)
     try:
-        try:
-            output = adapter.raw(module, inputs)
-        except FAILURES:
-            if data.train.packing is not None or inputs.is_floating_point():
-                raise
-            output = adapter.raw(module, inputs.float())  # most models take floats
-            task = replace(task, data=replace(data, transform=AsFloat(data.transform)))
+        output, dtype = _output(adapter, module, inputs)
     except FAILURES as error:
         raise _model_error(data, inputs, examples.targets, error) from error
+    if dtype != inputs.dtype:
+        task = replace(task, data=replace(data, transform=AsType(data.transform, dtype)))
     if adapter == Adapter() and isinstance(output, Tensor):
         return task, output, examples
     return replace(task, module=adapted(task.module, adapter)), adapter.tensor(output, inputs), examples
+
+
+def _output(adapter: Adapter, module: nn.Module, inputs: Tensor) -> tuple[Any, torch.dtype]:
+    """Return what the model returns, and the type of inputs that it takes: their own, int64, or float32."""
+    if adapter.packing is not None or inputs.is_floating_point():
+        return adapter.raw(module, inputs), inputs.dtype
+    errors: list[Exception] = []
+    for dtype in dict.fromkeys((inputs.dtype, torch.int64, torch.float32)):
+        try:
+            return adapter.raw(module, inputs.to(dtype)), dtype
+        except FAILURES as error:
+            errors.append(error)
+    raise next((error for error in errors if isinstance(error, IndexError)), errors[-1])  # a token that is too large
 
 
 def _model_error(data: FederatedData, inputs: Tensor, targets: Tensor, error: Exception) -> KeelError:
@@ -101,7 +113,7 @@ def _with_loss(task: Task, outputs: Tensor, examples: Examples) -> Task:
             str(error).strip().splitlines()[0],
             (tuple(outputs.shape[1:]), tuple(examples.targets.shape[1:])),
         )
-        if task.data.classes and examples.targets.dim() == 1:
+        if task.loss is default_loss(task.data) and examples.targets.dim() == 1:
             raise _model_error(task.data, examples.inputs, examples.targets, error) from error
         raise KeelError(
             f"loss fails on outputs of shape {shapes[0]} and targets of shape {shapes[1]} ({reason}); use a model or a "
@@ -145,16 +157,35 @@ def _check_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
                 "use a metric of torchmetrics that is a sum, or fewer data.test_examples"
             )
         _try_function(metric, two)
+        _check_metric_broadcasting(metric, outputs, targets)
 
 
 def _try_function(metric: Metric, state: list[Tensor]) -> None:
     """Raise a KeelError if a user's function has a mistake. That it may need more examples than two is none."""
     try:
         metric.value([state])
-    except (TypeError, AttributeError, NameError, KeelError) as error:
+    except KeelError:
+        raise
+    except (TypeError, AttributeError, NameError) as error:
         raise KeelError(f"evaluation.metrics: {metric.name!r} fails ({str(error).strip().splitlines()[0]})") from error
     except Exception as error:  # it is called again on all test examples
         log.debug("metric %s fails on two examples: %s", metric.name, error)
+
+
+def _check_metric_broadcasting(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+    """Raise a KeelError if a function compares every output (n, 1) with every target (n)."""
+    if not isinstance(metric, FunctionMetric) or outputs.shape == targets.shape or outputs.numel() != targets.numel():
+        return
+    try:
+        values = [metric.value([[shaped, targets]]) for shaped in (outputs, outputs.reshape(targets.shape))]
+    except Exception as error:  # it takes outputs of one of the shapes
+        log.debug("metric %s fails on reshaped outputs: %s", metric.name, error)
+        return
+    if abs(values[0] - values[1]) > 1e-6 * (1 + abs(values[1])):
+        raise KeelError(
+            f"evaluation.metrics: {metric.name!r} compares every output of shape {tuple(outputs.shape[1:])} with every "
+            f"target of shape {tuple(targets.shape[1:])}; use outputs[:, 0] in the function"
+        )
 
 
 def _predicts_next_token(task: Task, outputs: Tensor, targets: Tensor) -> bool:
