@@ -130,8 +130,8 @@ def make_task(
 
 def _check_stop_target(spec: Spec, metric: PrimaryMetric) -> None:
     target = None if spec.stop is None else spec.stop.target
-    if target is not None and metric.is_fraction and not 0 < target <= 1:
-        raise KeelError(f"stop.target must be above 0 and at most 1 for {metric.label}, as in 0.8 (got {target:g})")
+    if target is not None and metric.is_fraction and not 0 <= target <= 1:
+        raise KeelError(f"stop.target must be from 0 to 1 for {metric.label}, as in 0.8 (got {target:g})")
 
 
 def check_tasks(specs: Iterable[Spec]) -> None:

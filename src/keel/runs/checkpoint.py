@@ -88,7 +88,8 @@ def _read(file: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Ten
             if metadata.get("format") != FORMAT:
                 raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")
             names = [key for key in content.keys() if key.startswith(prefix)]  # noqa: SIM118 (not a dict)
-            return {key: content.get_tensor(key) for key in names}, metadata
+            # copied: the rounding of some operations depends on how their operands are aligned in memory
+            return {key: content.get_tensor(key).clone() for key in names}, metadata
     except SafetensorError as error:
         raise KeelError(
             f"run: {str(file)!r} is damaged ({error}); delete it, and summary.json if the run has ended, and run "

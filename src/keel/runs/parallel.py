@@ -130,7 +130,7 @@ class Executor:
                     raise error
             done = until(future.done() for future in futures)
             try:
-                self.on_round(*self.progress.get(timeout=0 if done else 0.1))
+                self.on_round(*self.progress.get(timeout=0.1))  # also when done: the last rounds may be on their way
             except Empty:
                 if done:
                     return
