@@ -13,6 +13,7 @@ from keel.errors import KeelError
 from keel.report.comparison import Comparison
 from keel.report.comparison import compare as compare_runs
 from keel.runs.compare import Method, baseline_of, make_jobs, run_jobs
+from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
 from keel.runs.passed import check_varied
 
@@ -27,7 +28,7 @@ def compare(
     model: ModelSource | None = None,
     data: DataSource | None = None,
     loss: Loss | str | None = None,
-    metrics: Sequence[Any] | None = None,
+    metrics: Metrics | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
     hooks: Sequence[Observer | Hook] = (),

@@ -11,6 +11,7 @@ from keel.config.schema import Spec
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
 from keel.report.sweep import BestPoint, Sweep
+from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
 from keel.runs.passed import check_varied
 from keel.runs.search_space import make_plan
@@ -32,7 +33,7 @@ def sweep(
     model: ModelSource | None = None,
     data: DataSource | None = None,
     loss: Loss | str | None = None,
-    metrics: Sequence[Any] | None = None,
+    metrics: Metrics | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
     hooks: Sequence[Observer | Hook] = (),

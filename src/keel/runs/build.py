@@ -1,6 +1,6 @@
 """Assembles a run from its spec: the task, the sampler, the engine and the loop. The one place that does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from keel.errors import KeelError
 from keel.runs.held_out import hold_out_clients, hold_out_validation
 from keel.runs.initial_model import initial_module
 from keel.runs.losses import find_loss
-from keel.runs.metrics import make_metrics
+from keel.runs.metrics import Metrics, make_metrics
 from keel.runs.task_checks import checked_task
 from keel.settings import call_imported
 
@@ -100,7 +100,7 @@ def make_task(
     module: nn.Module | None = None,
     data: FederatedData | None = None,
     loss: Loss | str | None = None,
-    metrics: Sequence[Any] | None = None,
+    metrics: Metrics | None = None,
 ) -> Task:
     """The task of a spec. A module, data, loss or metrics that are passed replace those that the spec names."""
     data = load_data(spec) if data is None else data

@@ -13,12 +13,14 @@ from keel.errors import KeelError
 if TYPE_CHECKING:
     from keel.config.schema import EvaluationSpec
 
+Metrics = str | Sequence[Any] | Mapping[str, Any]
+"""Names, torchmetrics objects, or functions of all outputs and targets; a mapping gives them names."""
 BUILT_IN = {"accuracy": True, "test_loss": False}
 """What is measured without asking, and whether larger is better."""
 
 
 def make_metrics(
-    metrics: Sequence[Any] | Mapping[str, Any], data: FederatedData, evaluation: "EvaluationSpec"
+    metrics: Metrics, data: FederatedData, evaluation: "EvaluationSpec"
 ) -> tuple[tuple[Metric, ...], PrimaryMetric | None]:
     """Return the metrics that are measured besides loss and accuracy, and the primary one: the first of `metrics`.
 
@@ -29,6 +31,7 @@ def make_metrics(
         KeelError: A metric is not known, does not suit the targets, or has no direction and is the primary one.
     """
     made: dict[str, Metric | None] = {}
+    metrics = [metrics] if isinstance(metrics, str) else metrics
     pairs = metrics.items() if isinstance(metrics, Mapping) else [(None, metric) for metric in metrics]
     for label, given in pairs:
         name, metric = _make(given, data, label)

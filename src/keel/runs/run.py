@@ -22,6 +22,7 @@ from keel.runs.checkpoint import check_dtypes
 from keel.runs.environment import SAME_BITS, environment_of, versions
 from keel.runs.execute import execute
 from keel.runs.folder import RunFolder
+from keel.runs.metrics import Metrics
 from keel.runs.model_record import model_record
 from keel.runs.passed import check_resumed, objects_only, spec_of
 from keel.runs.resources import Footprint, check_footprint
@@ -37,7 +38,7 @@ def run(
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
     loss: Loss | str | None = None,
-    metrics: Sequence[Any] | None = None,
+    metrics: Metrics | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
     out: str | Path | None = None,
@@ -58,8 +59,8 @@ def run(
             model's own loss), or a function of outputs and targets that returns one loss per example or their mean. By
             default it suits the targets.
         metrics: What is measured at each evaluation: names as of torchmetrics ("f1", "auroc", "mae", ...), torchmetrics
-            objects, or functions of all outputs and targets. The first is the primary metric, by which runs are
-            compared. By default accuracy, or the loss where targets are not classes.
+            objects, or functions of all outputs and targets; a mapping gives them names. The first is the primary
+            metric, by which runs are compared. By default accuracy, or the loss where targets are not classes.
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler).
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
         out: The folder; without it a new one below runs/.
@@ -105,7 +106,7 @@ def resume(
     data: FederatedData | None = None,
     algorithm: Algorithm | None = None,
     loss: Loss | str | None = None,
-    metrics: Sequence[Any] | None = None,
+    metrics: Metrics | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
     address: str | None = None,
