@@ -40,11 +40,10 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class AsType:
-    """Apply another transform and convert its tensors to a type that the model takes."""
+class _Wrapping:
+    """A transform that applies another one first."""
 
     inner: Transform
-    dtype: torch.dtype
 
     @property
     def random(self) -> bool:
@@ -52,23 +51,21 @@ class AsType:
 
     def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
         return self.inner.draw(examples, rng)
+
+
+@dataclass(frozen=True)
+class AsType(_Wrapping):
+    """Convert transformed tensors to a type that the model takes."""
+
+    dtype: torch.dtype
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
         return self.inner(inputs, choices).to(self.dtype)
 
 
 @dataclass(frozen=True)
-class ChannelsLast:
-    """Apply another transform and return its images in the channels-last memory format."""
-
-    inner: Transform
-
-    @property
-    def random(self) -> bool:
-        return self.inner.random
-
-    def draw(self, examples: int, rng: np.random.Generator) -> np.ndarray | None:
-        return self.inner.draw(examples, rng)
+class ChannelsLast(_Wrapping):
+    """Return transformed images in the channels-last memory format."""
 
     def __call__(self, inputs: Tensor, choices: np.ndarray | None = None) -> Tensor:
         return self.inner(inputs, choices).contiguous(memory_format=torch.channels_last)
