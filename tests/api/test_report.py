@@ -6,7 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
 import keel
 from keel.runs.progress import show_progress
@@ -36,6 +38,15 @@ def test_a_report_takes_runs_folders_and_comparisons(run: keel.Run, tmp_path: Pa
     assert page.comparison.baseline == "Mine"
     assert str(page.path) in page._repr_html_()
     assert keel.report(comparison, tmp_path / "one.html").comparison.target == 0.3
+
+
+def test_the_heading_names_own_data_and_the_class_of_an_own_model(tmp_path: Path) -> None:
+    for name, heading in ("custom", "own data, Linear"), ("wards", "wards, Linear"):
+        inputs = np.random.default_rng(0).normal(size=(40, 3))
+        data = keel.federate(inputs, inputs[:, 0], clients=4, test=(inputs, inputs[:, 0]), name=name)
+        ended = keel.run({**SHORT, "local": {"lr": 0.01}}, model=nn.Linear(3, 1), data=data, out=tmp_path / name)
+        page = keel.report(ended, tmp_path / f"{name}.html")
+        assert f"<h1>{heading}</h1>" in page.path.read_text()
 
 
 def test_a_network_and_charts_are_options(run: keel.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.config.network import Network
 from keel.config.overrides import flatten
+from keel.config.schema import CUSTOM
 from keel.core.records import COMPLETE, PrimaryMetric
 from keel.errors import KeelError, unknown_name
 from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
@@ -108,7 +109,7 @@ class Comparison:
         if len(tables) > 1:  # the title of the setting names what its methods have in common
             labels = labels_of(folders)
         return Setting(
-            f"{table['data.name']}, {table['model.name']}",
+            _heading(folders[0], table),
             {k: v for k, v in table.items() if k not in in_heading and any(other.get(k) != v for other in tables)},
             indices,
             labels,
@@ -225,6 +226,17 @@ def differing_fields(folders: list[RunFolder]) -> dict[str, list[Any]]:
         if any(table.get(field) != tables[0].get(field) for table in tables)
         and not all(field in label for label in in_labels)
     }
+
+
+def _heading(folder: RunFolder, table: Table) -> str:
+    """The names of the data set and of the model; of objects that were passed in Python, what is recorded of them."""
+    data, model = table["data.name"], table["model.name"]
+    if data == CUSTOM:
+        recorded = (folder.client_statistics or {}).get("name", CUSTOM)
+        data = "own data" if recorded == CUSTOM else recorded
+    if model == CUSTOM:
+        model = "own model" if folder.model is None else folder.model.class_name
+    return f"{data}, {model}"
 
 
 def compare(

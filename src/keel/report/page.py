@@ -35,7 +35,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
     seeds = {len(method.seeds) for method in comparison.methods}
     runs = sum(len(method.seeds) for method in comparison.methods)
     page = template.render(
-        title=" · ".join(sorted({f"{table['data']['name']}, {table['model']['name']}" for table in tables})),
+        title=" · ".join(sorted({setting.heading for setting in comparison.settings})),
         setting="; ".join(
             [
                 f"{runs} run{'s' * (runs != 1)}",
