@@ -80,6 +80,18 @@ def run_in_process(spec: Spec, path: Path) -> Any:
     return (run(spec, out=path, workers=1) if folder is None else resume(path, workers=1)).summary
 
 
+class Killed(BaseException):
+    """Simulates a kill: nothing after it runs."""
+
+
+def kill_at(t: int) -> Callable[..., None]:
+    def hook(record: dict[str, Any], *_: object) -> None:
+        if record["round"] == t:
+            raise Killed
+
+    return hook
+
+
 class InlineExecutor:
     """A ProcessPoolExecutor that runs each job in this process, when it is submitted."""
 

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -21,7 +20,7 @@ from keel.runs import run as run_module
 from keel.runs.files import sqlite_address
 from keel.runs.folder import RunFolder
 from keel.runs.run import find_run
-from tests.conftest import Called, Command, small_network, stopped_by_ctrl_c, uneven_data
+from tests.conftest import Called, Command, Killed, kill_at, small_network, stopped_by_ctrl_c, uneven_data
 
 SHORT = {"rounds": 12, "evaluation": {"every": 5, "last": 3}}
 
@@ -43,18 +42,6 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> keel.Run:
     """A finished run whose model and data were passed in Python."""
     out = tmp_path_factory.mktemp("custom") / "run"
     return keel.run(SHORT, model=small_network(), data=uneven_data(), out=out)
-
-
-class Killed(BaseException):
-    """Simulates a kill: nothing after it runs."""
-
-
-def kill_at(t: int) -> Callable[..., None]:
-    def hook(record: dict[str, Any], *_: object) -> None:
-        if record["round"] == t:
-            raise Killed
-
-    return hook
 
 
 def test_a_finished_run_has_its_spec_records_environment_and_summary(finished: keel.Run) -> None:

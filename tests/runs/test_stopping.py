@@ -20,23 +20,11 @@ from keel.runs import execute
 from keel.runs.build import build, make_task
 from keel.runs.folder import RunFolder, best_model
 from keel.runs.resources import footprint_of
-from tests.conftest import Called, one_line_error, uneven_data
+from tests.conftest import Called, Killed, kill_at, one_line_error, uneven_data
 
 Keel = Callable[..., Called]
 PATIENT = {"rounds": 60, "evaluation": {"every": 2, "last": 5}, "stop": {"patience": 3, "min_delta": 0.02}}
 SELECT = {"rounds": 14, "evaluation": {"every": 2, "last": 1, "on": "validation", "select": True}}
-
-
-class Killed(BaseException):
-    """Simulates a kill: nothing after it runs."""
-
-
-def kill_at(t: int) -> Callable[..., None]:
-    def hook(record: dict[str, Any], *_: object) -> None:
-        if record["round"] == t:
-            raise Killed
-
-    return hook
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,15 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
 
 def read_network(assignments: Iterable[str]) -> Network:
     """The network that "field=value" texts describe."""
-    table = override({}, assignments)
+    return make_network(override({}, assignments))
+
+
+def make_network(table: Mapping[str, Any]) -> Network:
+    """The network that a table describes.
+
+    Raises:
+        KeelError: A field is not known, or its value is not valid.
+    """
     for field in table:
         if field not in Network.model_fields:
             raise unknown_name("network field", field, Network.model_fields)

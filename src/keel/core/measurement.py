@@ -13,7 +13,7 @@ from keel.core.task import Task
 
 @dataclass(frozen=True)
 class Measurement:
-    """The loss of some examples, and their predictions beside the targets that count."""
+    """The loss of some examples, and their predictions and targets as metrics compare them."""
 
     loss: float
     """The sum over the examples."""

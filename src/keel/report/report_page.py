@@ -7,10 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from keel.config.network import Network
-from keel.errors import KeelError, explain, unknown_name
+from keel.config.overrides import make_network
+from keel.errors import KeelError
 from keel.report.comparison import Comparison, compare
 from keel.report.notebook import comparison_html
 from keel.report.page import write_charts, write_report
@@ -95,12 +94,4 @@ def _paths(runs: Runs) -> list[Path]:
 
 
 def _network(network: Network | Mapping[str, Any] | None) -> Network | None:
-    if network is None or isinstance(network, Network):
-        return network
-    for field in network:
-        if field not in Network.model_fields:
-            raise unknown_name("network field", field, Network.model_fields)
-    try:
-        return Network.model_validate(network)
-    except ValidationError as error:
-        raise KeelError(f"network.{explain(error)}") from None
+    return network if network is None or isinstance(network, Network) else make_network(network)

@@ -38,9 +38,16 @@ PLACES = {
     "sampler": _Place("participation", "sampler"),
     "engine": _Place("engine", allowed=frozenset({"device", "layout", "workers"})),
 }
+ARGUMENTS = ("model", "data", "algorithm", "loss", "metrics", "sampler", "engine")
+"""The arguments of keel.run and keel.resume that may be objects."""
 NAMES = {"loss": ("local", "loss"), "metrics": ("evaluation", "metrics")}
 """The fields of arguments that may also be names. The environment records whether objects were passed."""
 KINDS = {"model": nn.Module, "data": FederatedData, "algorithm": Algorithm}
+
+
+def by_name(*objects: Any) -> Passed:
+    """The objects, given in the order of ARGUMENTS, by name."""
+    return dict(zip(ARGUMENTS, objects, strict=True))
 
 
 def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) -> Spec:

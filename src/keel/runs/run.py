@@ -24,7 +24,7 @@ from keel.runs.execute import execute
 from keel.runs.folder import RunFolder
 from keel.runs.metrics import Metrics
 from keel.runs.model_record import model_record
-from keel.runs.passed import check_resumed, objects_only, spec_of
+from keel.runs.passed import by_name, check_resumed, objects_only, spec_of
 from keel.runs.resources import Footprint, check_footprint
 from keel.runs.result import Run, ended_run
 from keel.runs.same_task import check_same_task
@@ -75,15 +75,7 @@ def run(
         KeelError: The spec, the arguments or the data are not valid, or the run does not fit on this machine.
     """
     hooks = [as_observer(hook) for hook in hooks]
-    passed = {
-        "model": model,
-        "data": data,
-        "algorithm": algorithm,
-        "loss": loss,
-        "metrics": metrics,
-        "sampler": sampler,
-        "engine": engine,
-    }
+    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine)
     spec = spec_of(spec, passed)
     check_trackers(spec.tracking)
     task = make_task(spec, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
@@ -128,15 +120,7 @@ def resume(
     table, environment = folder.table, folder.environment
     recorded = {"device": environment.get("device", "cpu"), "layout": environment.get("layout")}
     engine_table = recorded | _resumed_engine(folder, table.get("engine", {}).get("name"), address)
-    passed = {
-        "model": model,
-        "data": data,
-        "algorithm": algorithm,
-        "loss": loss,
-        "metrics": metrics,
-        "sampler": sampler,
-        "engine": engine,
-    }
+    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine)
     check_resumed(passed, folder)
     spec = folder.spec if algorithm is None else resolved_spec({**table, "algorithm": algorithm})
     check_trackers(spec.tracking)
