@@ -37,6 +37,7 @@ from keel.runs.parallel import report_to
 from keel.runs.ray_jobs import ray_executor
 from tests.conftest import Called, make_loop, small_network, uneven_data, uneven_loop
 from tests.contract.own import Lookahead
+from tests.runs.test_task import Masked, two_inputs
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 ACTORS = 2
@@ -144,6 +145,14 @@ def test_the_statistics_of_batch_norm_travel(buffers: str, actors: SharedActors)
         assert one[0].buffers is not None
         assert other[0].buffers is not None
         assert torch.equal(one[0].buffers, other[0].buffers)
+
+
+def test_several_inputs_and_metrics_have_the_bits_of_serial(actors: SharedActors) -> None:
+    torch.manual_seed(0)
+    module, evaluation = Masked(), {"every": 1, "metrics": ["f1"], "clients": 3}
+    training = training_of(module, "ray", two_inputs(), evaluation=evaluation)
+    actors.lend_to(training)
+    assert_same_bits(trained(training), trained(training_of(module, "serial", two_inputs(), evaluation=evaluation)))
 
 
 def test_groups_of_clients_have_the_bits_of_cohort(actors: SharedActors, monkeypatch: pytest.MonkeyPatch) -> None:
