@@ -33,12 +33,6 @@ def test_tau_is_one_period_and_at_least_one_round() -> None:
     assert (ghbm.history(9.6), make_algorithm("ghbm", tau=4).history(9.6), FedAvg().history(9.6)) == (10, 4, 0)
 
 
-def test_centralized_without_momentum_keeps_no_velocity() -> None:
-    theta = torch.zeros(3)
-    assert make_algorithm("centralized", momentum=0.0).init_client(theta) == {}
-    assert set(make_algorithm("centralized").init_client(theta)) == {"velocity"}
-
-
 def test_yogi_keeps_a_second_moment_that_equals_the_square() -> None:
     yogi = make_algorithm("fedyogi", epsilon=2.0)
     server = yogi.init_server(torch.zeros(2))  # v starts at 4

@@ -85,7 +85,7 @@ def problem_of(loop: Loop) -> naive.Problem:
         theta0,
         rounds,
         settings.server_lr.initial,
-        local.config.weight_decay,
+        local.optimizer.weight_decay,  # type: ignore[attr-defined]
         clients,
         loop.sampler.period,
         {c: (data.client(c).inputs, data.client(c).targets) for c in range(clients)},

@@ -188,7 +188,7 @@ def test_the_centralized_baseline_has_the_papers_settings() -> None:
     spec = make_spec(table)
     assert (spec.rounds, spec.local.lr, spec.local.schedule, spec.evaluation.last) == (150, 0.1, "cosine", 10)
     spec = make_spec({"data": {"name": "shakespeare"}, "algorithm": {"name": "centralized"}})
-    assert (spec.rounds, spec.algorithm.settings()["momentum"]) == (75, 0.0)
+    assert (spec.rounds, spec.local.settings) == (75, {"momentum": 0.0})
 
 
 @pytest.mark.parametrize(

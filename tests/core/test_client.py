@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keel.algorithms.base import Algorithm, hyperparameters
-from keel.core.client import LocalConfig, clip_norm_, sgd_step
+from keel.core.client import LocalConfig, clip_norm_
+from keel.core.optimizers import PlainSGD
 from keel.core.schedules import LearningRate
 from tests.conftest import records_of, uneven_loop
 
 
 def local_config(**changes: object) -> LocalConfig:
-    settings = {"epochs": 1, "steps": None, "batch": 4, "drop_last": False, "weight_decay": 0.0, "clip": None}
+    settings = {"epochs": 1, "steps": None, "batch": 4, "drop_last": False, "clip": None}
     return LocalConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
@@ -41,7 +42,7 @@ def test_drop_last_keeps_full_batches_and_at_least_one(n: int, batch: int) -> No
 
 def test_an_sgd_step_by_hand() -> None:
     w = torch.tensor([2.0])
-    sgd_step(w, torch.tensor([3.0]), lr=0.1, weight_decay=0.5)
+    PlainSGD(weight_decay=0.5).step(w, torch.tensor([3.0]), lr=0.1)
     assert w.item() == pytest.approx(2 - 0.1 * (3 + 0.5 * 2))
 
 

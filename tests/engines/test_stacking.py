@@ -137,18 +137,18 @@ class IntegerCounter(UserAlgorithm):
 
 @pytest.mark.parametrize("cls", [*REGISTRY.values(), Lookahead], ids=lambda cls: cls.name)
 def test_every_algorithm_runs_on_stacked_clients(cls: type[Algorithm]) -> None:
-    assert stacking_error(cls(), PARAMETERS) is None
+    assert stacking_error(cls(), [PARAMETERS]) is None
 
 
 @pytest.mark.parametrize("settings", [{"tau_i": "actual"}, {"tau_i": "expected"}])
 @pytest.mark.parametrize("name", ["localghbm", "fedhbm"])
 def test_counters_of_rounds_run_on_stacked_clients(name: str, settings: dict[str, Any]) -> None:
-    assert stacking_error(REGISTRY[name](**settings), PARAMETERS) is None
+    assert stacking_error(REGISTRY[name](**settings), [PARAMETERS]) is None
 
 
 @pytest.mark.parametrize("cls", [RowNorm, IntegerCounter])
 def test_a_users_algorithm_that_keeps_clients_apart_runs_on_stacked_clients(cls: type[Algorithm]) -> None:
-    assert stacking_error(cls(), PARAMETERS) is None
+    assert stacking_error(cls(), [PARAMETERS]) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_users_algorithm_that_keeps_clients_apart_runs_on_stacked_clients(cls:
 )
 @pytest.mark.parametrize("parameters", [2, 5, 40_000])
 def test_an_algorithm_that_mixes_clients_is_found(cls: type[Algorithm], reason: str, parameters: int) -> None:
-    error = stacking_error(cls(), parameters)
+    error = stacking_error(cls(), [parameters])
     assert error is not None
     assert error.startswith(reason)
     assert "\n" not in error
@@ -178,7 +178,7 @@ def test_the_check_leaves_the_callers_random_stream_and_threads_alone() -> None:
     torch.manual_seed(3)
     expected, threads = torch.randn(4), torch.get_num_threads()
     torch.manual_seed(3)
-    stacking_error(REGISTRY["scaffold"](), PARAMETERS)
+    stacking_error(REGISTRY["scaffold"](), [PARAMETERS])
     assert torch.equal(torch.randn(4), expected)
     assert torch.get_num_threads() == threads
 

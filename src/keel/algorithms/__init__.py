@@ -1,5 +1,6 @@
 """The algorithms by name: those of this folder, those of installed packages, and "module:Class"."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,18 @@ def make_algorithm(name: str, **settings: Any) -> Algorithm:
         raise KeelError(explain(error, "algorithm")) from None
 
 
-def messages_of(algorithm: Algorithm, theta: "Tensor") -> tuple[list[Message], list[Message]]:
-    """The messages of a round for one client, down and up, for a model like `theta`."""
-    ctx = ClientContext(round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1)
+def messages_of(
+    algorithm: Algorithm, theta: "Tensor", sizes: Sequence[int] = ()
+) -> tuple[list[Message], list[Message]]:
+    """The messages of a round for one client, down and up, for a model like `theta`.
+
+    Args:
+        sizes: The number of elements of each of the model's tensors; by default it has one.
+    """
+    blocks = tuple(sizes) or (theta.numel(),)
+    ctx = ClientContext(
+        round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1, sizes=blocks
+    )
     server, state = algorithm.init_server(theta), algorithm.init_client(theta)
     received = algorithm.broadcast(server, ctx)
     down, up = [received], []
@@ -50,8 +60,10 @@ def messages_of(algorithm: Algorithm, theta: "Tensor") -> tuple[list[Message], l
         up.append({"gradient": theta})
         _, more = algorithm.absorb(server, [Report(up[0], 1.0, 1)], ctx)
         down.append(more)
-    path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, velocity=theta)
-    up.append(algorithm.report(path, {**received, **down[-1]}, state, ctx)[0])
+    received = {**received, **down[-1]}
+    step_state = algorithm.init_steps(received, state, ctx)
+    path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, step_state=step_state)
+    up.append(algorithm.report(path, received, state, ctx)[0])
     return down, up
 
 

@@ -18,6 +18,7 @@ from keel.algorithms.types import (
     ClientContext,
     ClientState,
     Context,
+    Direction,
     Gradient,
     Message,
     Observation,
@@ -74,11 +75,6 @@ class Algorithm:
         """The gradients that `report` reads from the path."""
         return frozenset()
 
-    @property
-    def local_momentum(self) -> float:
-        """The momentum of local SGD. Above 0 the client state holds the `velocity` that a round starts with."""
-        return 0.0
-
     def history(self, period: float) -> int:
         """The number of models of earlier rounds that the server keeps, for the resource estimate."""
         return 0
@@ -100,9 +96,33 @@ class Algorithm:
         in each message), return the new server state and a second message to each client."""
         raise NotImplementedError(f"{type(self).__name__} sets probes = True, so it must define absorb()")
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
-        """u of one local step, w <- w - lr (u + weight_decay w)."""
+    def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
+        """The step state before the first step: what a step passes on to the next one, within one round."""
+        return {}
+
+    def direction(
+        self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext
+    ) -> Direction:
+        """u of one local step, which takes the place of the gradient in the local optimiser's step.
+
+        With plain SGD the step is w <- w - lr (u + weight_decay w) + d, where d is the `displacement`.
+
+        Args:
+            state: The client state and, by their names in it, the tensors of the step state.
+
+        Returns:
+            u; an algorithm with a step state returns (u, new step state).
+        """
         return gradient(w)
+
+    def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor | None:
+        """d, what a local step adds to the model after the optimiser's step, whatever the learning rate.
+
+        Args:
+            w: The local model before the step.
+            state: As in `direction`, before the step.
+        """
+        return None
 
     def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         """The message to the server, and the client's new state."""
@@ -122,6 +142,7 @@ __all__ = [
     "ClientContext",
     "ClientState",
     "Context",
+    "Direction",
     "Gradient",
     "Message",
     "Observation",

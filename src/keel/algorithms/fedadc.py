@@ -16,7 +16,7 @@ from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Me
 class FedADC(Algorithm):
     """The server's last step, spread over the local steps.
 
-    client:  u = g + beta m / J;  with nesterov g is taken at w - l beta m / J
+    client:  u = g, d = -l beta m / J;  with nesterov g is taken at w + d
     server:  theta <- theta - eta mean(D_i);  m <- mean(D_i) / l
 
     At eta = 1 the heavy-ball form is GHBM with tau = 1.
@@ -37,8 +37,10 @@ class FedADC(Algorithm):
         return {"theta": server["theta"], "m": server["m"]}
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
-        displacement = self.beta * received["m"] / ctx.steps
-        return gradient(w - ctx.lr * displacement if self.nesterov else w) + displacement
+        return gradient(w + self.displacement(w, received, state, ctx) if self.nesterov else w)
+
+    def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        return received["m"] * (-ctx.lr * self.beta / ctx.steps)
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         delta = weighted_mean(reports)["delta"]

@@ -18,7 +18,7 @@ from keel.algorithms.types import Fraction, Message, Path, State
 class FedHBM(LocalGHBM):
     """LocalGHBM whose anchor is the model that the client sent last, compared with the current local model.
 
-    client:  u = g + beta (a - w) / (tau_i l J),  a the model sent in the client's last round, w the current one
+    client:  u = g, d = -beta (a - w) / (tau_i J),  a the model sent in the client's last round, w the current one
     state:   a <- w after the last step
 
     A client in its first round has no momentum; with anchor = "shared_init" its anchor is the initial model, which

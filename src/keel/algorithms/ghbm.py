@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, hyperparameters
-from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Report, State, Tau, in_rounds
+from keel.algorithms.types import ClientContext, Context, Fraction, Message, Report, State, Tau, in_rounds
 
 
 @hyperparameters
@@ -18,7 +18,7 @@ class GHBM(Algorithm):
     """Every local step also takes 1/J of the server's mean step over the last tau rounds.
 
     server:  m = (theta^{t-tau-1} - theta^{t-1}) / tau, zero until tau rounds exist
-    client:  u = g + beta m / (l J)
+    client:  u = g, d = -beta m / J
 
     With tau = 1/C (the default) m represents all clients, not only the last cohort; tau = 1 is classical momentum. The
     server sends m in addition to theta and keeps the last tau models.
@@ -41,8 +41,8 @@ class GHBM(Algorithm):
         m = torch.zeros_like(theta) if past is None else (past - theta) / tau
         return {"theta": theta, "m": m}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
-        return (self.beta * received["m"] / (ctx.lr * ctx.steps)).add_(gradient(w))
+    def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        return received["m"] * (-self.beta / ctx.steps)
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         known = sum(name.startswith("past.") for name in server)

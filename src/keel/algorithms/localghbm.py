@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, hyperparameters
-from keel.algorithms.types import ClientContext, Fraction, Gradient, Message, Path, State
+from keel.algorithms.types import ClientContext, Fraction, Message, Path, State
 
 
 @hyperparameters
 class LocalGHBM(Algorithm):
     """GHBM whose clients keep the model that they received last, instead of receiving the momentum.
 
-    client:  u = g + beta (a - theta) / (tau_i l J),  a the model received in the client's last round
+    client:  u = g, d = -beta (a - theta) / (tau_i J),  a the model received in the client's last round
     state:   a <- theta
 
     tau_i is 1/C ("expected") or the number of rounds since the client last took part ("actual"). A client in its
@@ -36,10 +36,10 @@ class LocalGHBM(Algorithm):
         never = torch.zeros(1, dtype=torch.int64)
         return {"anchor": theta, "seen": never, "last": never}
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+    def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor:
         # `seen` is 0 in the first round and 1 after it: no branch, so that a cohort can be batched.
-        scale = self.beta * state["seen"] / (self._tau(state, ctx) * ctx.lr * ctx.steps)
-        return (state["anchor"] - self._current(w, received)).mul_(scale).add_(gradient(w))
+        scale = -self.beta * state["seen"] / (self._tau(state, ctx) * ctx.steps)
+        return (state["anchor"] - self._current(w, received)).mul_(scale)
 
     def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         message, _ = super().report(path, received, state, ctx)

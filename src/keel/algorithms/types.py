@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ ClientState = State
 Gradient = Callable[["Tensor"], "Tensor"]
 """The gradient of this step's minibatch at a point. At the local model the next call overwrites the result; at another
 point the result is a new tensor, so that a difference of the two can be taken."""
+Direction: TypeAlias = "Tensor | tuple[Tensor, State]"
+"""The direction of a local step; with it the new step state, if the algorithm has one."""
 Observation = Literal["mean_gradient", "full_gradient"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -53,6 +55,9 @@ class Context:
     """l, the local learning rate of this round."""
     server_lr: float
     """eta, the server learning rate of this round."""
+    sizes: tuple[int, ...] = field(default=(), kw_only=True)
+    """The number of elements of each parameter tensor, in the order of the flat vector: the blocks of block-wise
+    methods."""
 
     def rounds(self, tau: int | str) -> int:
         """tau as a number of rounds."""
@@ -81,8 +86,8 @@ class Path:
     """The mean of the minibatch gradients along the path, before the algorithm's corrections."""
     full_gradient: Tensor | None = None
     """The gradient over all of the client's examples, at `start`."""
-    velocity: Tensor | None = None
-    """The velocity of local SGD after the last step, where it has momentum."""
+    step_state: State = field(default_factory=dict)
+    """The step state after the last step."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from keel.config.schema import (
     check_without_imports,
     last_rounds,
     resolved_spec,
+    with_current_names,
 )
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
@@ -49,7 +50,7 @@ def completed(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeelError: A table, field, name or value is not valid; the message is one line.
     """
-    table = without_none(table)
+    table = with_current_names(without_none(table))
     check_names(table)
     full = merge(*_default_layers(table), table)
     _adjust(full, table)

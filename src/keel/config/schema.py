@@ -20,11 +20,12 @@ from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
 from keel.core.choices import Autocast, BufferPolicy, Layout, Precision
+from keel.core.optimizer_names import OptimizerState, check_optimizer
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
-from keel.errors import KeelError, explain
+from keel.errors import KeelError, explain, unknown_name
 from keel.settings import PathText, check_settings
 
 NOT_COMPUTED = ("network", "tracking")
@@ -127,6 +128,7 @@ class ModelSpec(_Table):
 
 
 class LocalSpec(_Table):
+    model_config = ConfigDict(extra="allow")
     epochs: Count | None = None
     steps: Count | None = None
     batch: Count = 32
@@ -134,10 +136,28 @@ class LocalSpec(_Table):
     lr: Positive = 0.1
     schedule: Schedule = "constant"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    warmup: Annotated[int, Field(ge=0)] = 0
+    optimizer: Annotated[str, Field(min_length=1)] = "sgd"
+    optimizer_state: OptimizerState = "reset"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    decay_biases: bool = True
     clip: Positive | None = None
     precision: Autocast = "float32"
+    microbatch: Count | None = None
     loss: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of this optimiser alone, such as momentum and betas."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> "LocalSpec":
+        if self.optimizer == CUSTOM and self.settings:
+            raise unknown_name("local field", next(iter(self.settings)), LocalSpec.model_fields)
+        if self.optimizer != CUSTOM:
+            check_optimizer(self.optimizer, self.settings, LocalSpec.model_fields)
+        return self
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> "LocalSpec":
@@ -349,9 +369,19 @@ class Spec(_Table):
         return "-".join([*(name.split(":")[-1].lower() for name in names), f"seed{self.seed}"])
 
 
+def with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table in which fields have their current names. Former names stay valid."""
+    algorithm = table.get("algorithm")
+    if not isinstance(algorithm, Mapping) or algorithm.get("name") != "centralized" or "momentum" not in algorithm:
+        return dict(table)
+    moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **table.get("local", {})}
+    kept = {name: value for name, value in algorithm.items() if name != "momentum"}
+    return {**table, "algorithm": kept, "local": moved}
+
+
 def resolved_spec(table: Mapping[str, Any]) -> Spec:
     """The spec of a resolved table: no defaults are added."""
-    return _validated(table)
+    return _validated(with_current_names(table))
 
 
 def check_without_imports(table: Mapping[str, Any]) -> None:

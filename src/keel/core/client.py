@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path
+from keel.algorithms.base import Algorithm, ClientContext, ClientState, Context, Gradient, Message, Path, State
 from keel.core.choices import Autocast
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel, Loss
+from keel.core.optimizers import LocalOptimizer, PlainSGD, Steps, without_optimizer
 from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
 from keel.core.torch_randomness import keyed_torch_rng, seed_torch
@@ -33,9 +34,10 @@ class LocalConfig:
     steps: int | None
     batch: int
     drop_last: bool
-    weight_decay: float
     clip: float | None
     precision: Autocast = "float32"
+    microbatch: int | None = None
+    """Examples per forward pass, over which the gradient of a minibatch is accumulated; None for all at once."""
 
     def count(self, examples: int) -> int:
         """J, the number of local steps of a client with so many examples."""
@@ -78,6 +80,11 @@ class LocalTraining:
     transform: Transform = field(default_factory=Identity)
     chunk: int = 512
     """Examples per forward pass of a full gradient."""
+    optimizer: LocalOptimizer = field(default_factory=PlainSGD)
+
+    def init_client(self, theta: Tensor) -> ClientState:
+        """A client's state before its first round: the algorithm's, and the optimiser's if it is kept."""
+        return {**self.algorithm.init_client(theta), **self.optimizer.init_client(theta)}
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         return self.config.minibatches(examples, keyed_rng(self.seed, "minibatches", round, client))
@@ -182,29 +189,31 @@ def train_client(
     with keyed_torch_rng(local.seed, "full", ctx.round, client, device=device):
         full = full_gradient(local, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
     model.set_buffers(buffers)  # again: the forward passes of a gradient may have changed them
-    velocity = state["velocity"].clone() if algorithm.local_momentum else None
+    optimizer = local.optimizer.start(w, state)
+    step_state = algorithm.init_steps(received, state, ctx)
     statistics = PathStatistics(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
-    def step(number: int, inputs: Tensor, targets: Tensor) -> None:
+    def step(number: int, inputs: Tensor, targets: Tensor) -> State:
         statistics.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
             # a second gradient of a step has the same dropout as the first
             seed_torch(local.seed, "local", ctx.round, client, number, device=device)
-            loss, result = gradient_of(point, inputs, targets)
+            loss, result = accumulated(gradient_of, config.microbatch, point, inputs, targets)
             return statistics(loss, clip_norm_(result, config.clip))
 
-        u = algorithm.direction(w, gradient, received, state, ctx)
-        sgd_step(w, u, ctx.lr, config.weight_decay, velocity, algorithm.local_momentum)
+        return local_step(algorithm, optimizer, w, gradient, received, state, step_state, ctx)
 
     with keyed_torch_rng(local.seed, "local", ctx.round, client, device=device):
         for number, (inputs, targets) in enumerate(local.gathered(examples, minibatches, ctx.round, client)):
-            step(number, inputs.to(device), targets.to(device))
+            step_state = step(number, inputs.to(device), targets.to(device))
     mean = None if statistics.gradients is None else statistics.gradients.div_(steps)
-    path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, velocity=velocity)
+    path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, step_state=step_state)
     with keyed_torch_rng(local.seed, "report", ctx.round, client, device=device):
-        message, state = algorithm.report(path, received, state, ctx)
-    return ClientResult(message, state, steps, statistics.losses / steps, model.buffers())
+        message, state = algorithm.report(path, received, without_optimizer(state), ctx)
+    return ClientResult(
+        message, {**state, **optimizer.client_state()}, steps, statistics.losses / steps, model.buffers()
+    )
 
 
 def probe_client(
@@ -241,17 +250,45 @@ def full_gradient(
     return total
 
 
-def sgd_step(
-    w: Tensor, u: Tensor, lr: float, weight_decay: float, velocity: Tensor | None = None, momentum: float = 0.0
-) -> None:
-    """w <- w - lr (u + weight_decay w), in place; with a velocity v, w <- w - lr v for v <- momentum v + the same."""
-    if velocity is not None:
-        velocity.mul_(momentum).add_(u).add_(w, alpha=weight_decay)
-        w.sub_(velocity, alpha=lr)
-        return
-    if weight_decay:
-        w.mul_(1 - lr * weight_decay)
-    w.sub_(u, alpha=lr)
+def local_step(
+    algorithm: Algorithm,
+    optimizer: Steps,
+    w: Tensor,
+    gradient: Gradient,
+    received: Message,
+    state: ClientState,
+    step_state: State,
+    ctx: ClientContext,
+) -> State:
+    """Take one local step on `w` in place: the optimiser's step along u, plus the displacement d.
+
+    Returns:
+        The new step state.
+    """
+    known = {**state, **step_state} if step_state else state
+    u = algorithm.direction(w, gradient, received, known, ctx)
+    if isinstance(u, tuple):
+        u, step_state = u
+    d = algorithm.displacement(w, received, known, ctx)
+    optimizer.step(w, u, ctx.lr)
+    if d is not None:
+        w.add_(d)
+    return step_state
+
+
+def accumulated(
+    gradient_of: LocalGradient, microbatch: int | None, point: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of a minibatch and its gradient, computed on at most `microbatch` examples at a time."""
+    count = len(targets)
+    if microbatch is None or count <= microbatch:
+        return gradient_of(point, inputs, targets)
+    total, sum_of_gradients = point.new_zeros(()), torch.zeros_like(point)
+    for some, of_them in zip(torch.split(inputs, microbatch), torch.split(targets, microbatch), strict=True):
+        loss, gradient = gradient_of(point, some, of_them)
+        total.add_(loss, alpha=len(of_them) / count)
+        sum_of_gradients.add_(gradient, alpha=len(of_them) / count)
+    return total, sum_of_gradients
 
 
 def clip_norm_(gradient: Tensor, limit: float | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keel.core.buffers import without_statistics
-from keel.core.client import LocalTraining, sgd_step
+from keel.core.client import LocalTraining
 from keel.core.client_tests import ClientTests
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel
@@ -51,7 +51,7 @@ class ClientEvaluator:
         return torch.tensor(measured, dtype=torch.float64)
 
     def _fine_tune(self, client: int) -> None:
-        """Take local steps of plain SGD on the client's training examples."""
+        """Take steps of the local optimiser on the client's training examples."""
         local, device = self.local, self.model.weights.device
         examples = ClientExamples(self.task.data.train, self.tests.training[client])
         self.model.module.train()
@@ -60,12 +60,14 @@ class ClientEvaluator:
         epochs = [
             local.config.minibatches(len(examples), rng) for _ in range(ceil(count / local.config.count(len(examples))))
         ]
+        weights = self.model.weights
+        optimizer = local.optimizer.start(weights, local.optimizer.init_client(weights))
         with keyed_torch_rng(local.seed, "fine-tuning", client, device=device):
             for minibatch in [indices for epoch in epochs for indices in epoch][:count]:
                 batch = examples[minibatch]
                 outputs = self.model.outputs(local.transform(batch.inputs).to(device))
                 loss = local.loss(outputs, batch.targets.to(device)).mean()
-                sgd_step(self.model.weights, self.model.gradient(loss), self.tests.lr, local.config.weight_decay)
+                optimizer.step(weights, self.model.gradient(loss), self.tests.lr)
 
     def _metric(self, rows: np.ndarray) -> float:
         """Return the primary metric on the client's held-out examples; NaN if it is not defined on them."""

@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientState, Message, Report, State
+from keel.algorithms.base import ClientState, Message, Report, State
 from keel.core.choices import Precision
+from keel.core.client import LocalTraining
 from keel.core.client_state import ClientStates, within_budget
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
@@ -61,18 +62,24 @@ class Loop:
     def __init__(
         self,
         task: Task,
-        algorithm: Algorithm,
+        local: LocalTraining,
         sampler: Sampler,
         engine: Engine,
         settings: LoopSettings,
         observers: Sequence[Observer] = (),
     ):
-        self.task, self.algorithm, self.engine, self.settings = task, algorithm, engine, settings
+        self.task, self.local, self.engine, self.settings = task, local, engine, settings
+        self.algorithm = local.algorithm
         self.observers = [Traffic(), *observers]
-        self.participation = Participation(
-            sampler, task.data.partition, settings.weighting, settings.local_lr, settings.server_lr
-        )
         model = FlatModel(task.module, task.moving)
+        self.participation = Participation(
+            sampler,
+            task.data.partition,
+            settings.weighting,
+            settings.local_lr,
+            settings.server_lr,
+            tuple(model.sizes),
+        )
         self.initial, self.initial_buffers = model.weights, model.buffers()
 
     @property
@@ -211,7 +218,7 @@ class Loop:
         self, cohort: np.ndarray, state: TrainingState
     ) -> tuple[Sequence[ClientState], Sequence[Tensor | None]]:
         """Each client's state and the buffers it starts from, read when they are needed."""
-        initial = self.algorithm.init_client(self.initial)
+        initial = self.local.init_client(self.initial)
         return client_inputs(cohort.tolist(), state, initial, self.settings.local_buffers)
 
     def _checked(self, server: State) -> State:

@@ -23,6 +23,8 @@ class Participation:
     """Whether the mean over a cohort is weighted by each client's number of examples."""
     local_lr: LearningRate
     server_lr: LearningRate
+    sizes: tuple[int, ...] = ()
+    """The number of elements of each of the model's parameter tensors."""
 
     def __post_init__(self) -> None:
         if self.sampler.clients != self.partition.clients:
@@ -69,6 +71,7 @@ class Participation:
             period=self.sampler.period,
             lr=self.local_lr(t),
             server_lr=self.server_lr(t),
+            sizes=self.sizes,
         )
 
     @cached_property

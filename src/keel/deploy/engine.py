@@ -51,12 +51,12 @@ class FlowerEngine(EngineDefaults):
         self.averages_buffers = bool(task.moving) and not workload.local_buffers
         model = FlatModel(task.module, task.moving)
         theta = torch.zeros_like(model.weights)
-        _, uploads = messages_of(spec.algorithm, theta)
+        _, uploads = messages_of(spec.algorithm, theta, model.sizes)
         self.probe_signature, self.report_signature = signature_of(uploads[0]), signature_of(uploads[-1])
         self.buffer_signature: Signature = {}
         if self.averages_buffers and (buffers := model.buffers()) is not None:
             self.buffer_signature = signature_of({BUFFERS: buffers})
-        self.has_client_state = bool(spec.algorithm.init_client(theta)) or workload.local_buffers
+        self.has_client_state = bool(workload.local.init_client(theta)) or workload.local_buffers
         self.steps = [workload.local.config.count(size) for size in task.data.partition.sizes.tolist()]
         self._sent_in_probe: set[str] = set()
         self._round = 0
@@ -139,7 +139,7 @@ class FlowerEngine(EngineDefaults):
         for attempt in range(1, ATTEMPTS + 1):
             self.sites.identify_nodes()
             missing = [site for site, reply in replies.items() if isinstance(reply, Dropped)]
-            requests = {site: {**vars(work.ctx), "last_round": last_rounds[site]} for site in missing}
+            requests = {site: {**messages.request_of(work.ctx), "last_round": last_rounds[site]} for site in missing}
             for site, reply in self.sites.request_replies(kind, round, requests, tensors).items():
                 replies[site] = self._check(f"round {round}", site, reply, read)
             valid = sum(not isinstance(reply, Dropped) for reply in replies.values())

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from keel.algorithms import Algorithm, make_algorithm
 from keel.algorithms.base import ClientContext, ClientState, Path
 from keel.algorithms.base import Context as RoundContext
 from keel.algorithms.base import Message as Tensors
-from keel.core.client import sgd_step
+from keel.core.client import local_step
+from keel.core.optimizers import PlainSGD
 from keel.deploy import messages
 from keel.deploy.model_arrays import flatten_arrays
 from keel.deploy.site_state import SiteState, state_folder
@@ -74,7 +76,8 @@ class LocalSGD(torch.optim.Optimizer):
         self.w.copy_(self.received["theta"])
         self._point_parameters_to(self.w)
         self.ctx: ClientContext = self.round.ctx.for_client(steps)
-        self.weight_decay, self.steps_taken = weight_decay, 0
+        self.sgd, self.steps_taken = PlainSGD(weight_decay), 0
+        self.step_state = self.round.algorithm.init_steps(self.received, self.client_state, self.ctx)
         self.gradient_sum, self.loss_sum = torch.zeros_like(self.w), 0.0
         self.round.optimiser = self
 
@@ -99,8 +102,16 @@ class LocalSGD(torch.optim.Optimizer):
             return value
 
         with torch.no_grad():
-            u = self.round.algorithm.direction(self.w, gradient, self.received, self.client_state, self.ctx)
-            sgd_step(self.w, u, self.ctx.lr, self.weight_decay)
+            self.step_state = local_step(
+                self.round.algorithm,
+                self.sgd,
+                self.w,
+                gradient,
+                self.received,
+                self.client_state,
+                self.step_state,
+                self.ctx,
+            )
         self.steps_taken += 1
         self.loss_sum += float(losses[0])
         return losses[0]
@@ -116,7 +127,7 @@ class LocalSGD(torch.optim.Optimizer):
         if self.steps_taken != self.ctx.steps:
             raise KeelError(f"LocalSGD took {self.steps_taken} steps, but was made with steps={self.ctx.steps}")
         mean_gradient = self.gradient_sum / self.steps_taken
-        path = Path(self.received["theta"], self.w.clone(), mean_gradient=mean_gradient)
+        path = Path(self.received["theta"], self.w.clone(), mean_gradient=mean_gradient, step_state=self.step_state)
         return self.round.algorithm.report(path, self.received, self.client_state, self.ctx)
 
 
@@ -164,4 +175,9 @@ def _start_round(content: RecordDict, request: ConfigRecord, state: ClientState 
     algorithm = make_algorithm(**tomllib.loads(str(request["algorithm"])))
     theta = flatten_arrays(arrays)
     received = {"theta": theta, **messages.unpack_request(content)}
-    return _Round(algorithm, received, state or algorithm.init_client(theta), messages.round_context(request))
+    return _Round(
+        algorithm,
+        received,
+        state or algorithm.init_client(theta),
+        messages.round_context(request, [prod(array.shape) for array in arrays.values()]),
+    )

@@ -3,7 +3,7 @@
 Nothing that arrives is unpickled. The server checks the names, types, shapes and values of a reply before it uses it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
 
@@ -84,9 +84,19 @@ def tensor_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def round_context(request: Mapping[str, Any]) -> Context:
-    """Return the round's context from the parameters of a request."""
-    return Context(**{name: request[name] for name in Context.__dataclass_fields__})
+def request_of(ctx: Context) -> dict[str, Any]:
+    """Return the parameters of a request that describe the round. A site knows the sizes of its model itself."""
+    return {name: value for name, value in vars(ctx).items() if name != "sizes"}
+
+
+def round_context(request: Mapping[str, Any], sizes: Sequence[int]) -> Context:
+    """Return the round's context from the parameters of a request.
+
+    Args:
+        sizes: The number of elements of each of the model's parameter tensors.
+    """
+    names = [name for name in Context.__dataclass_fields__ if name != "sizes"]
+    return Context(**{name: request[name] for name in names}, sizes=tuple(sizes))
 
 
 def reply_numbers(content: RecordDict, round: int, training: str) -> MetricRecord:

@@ -118,7 +118,7 @@ class Site:
 
     def probe(self, content: RecordDict) -> RecordDict:
         """Run the first phase of a round, and keep what the server sent for the second."""
-        broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request)
+        broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request, self.flat_model.sizes)
         self.state.save_broadcast(ctx.round, broadcast)
         received, buffers = self._on_device(broadcast)
         local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
@@ -127,7 +127,10 @@ class Site:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train one round as every engine does, from the client state of the last round that the server counted."""
-        last_round, ctx = int(str(self.request["last_round"])), messages.round_context(self.request)
+        last_round, ctx = (
+            int(str(self.request["last_round"])),
+            messages.round_context(self.request, self.flat_model.sizes),
+        )
         first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
         if first_phase is None:
             raise KeelError(
@@ -136,11 +139,11 @@ class Site:
             )
         received, buffers = self._on_device({**first_phase, **messages.unpack_request(content)})
         saved = self.state.load(last_round) if last_round else None
-        state = dict(saved or {})
+        state, local = dict(saved or {}), local_training(self.spec, self.task)
         buffers = state.pop(BUFFERS, buffers)
         if not state:
-            state = self.spec.algorithm.init_client(FlatModel(self.task.module).weights.to(CPU))
-        local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
+            state = local.init_client(FlatModel(self.task.module).weights.to(CPU))
+        client = self.task.data.client_examples(0)
         buffers = None if buffers is None else buffers.to(self.device)
         state = to_device(state, self.device)
         gradient_of = LocalGradient(self.flat_model, local.loss)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 from statistics import fmean
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -70,20 +71,24 @@ class KeelStrategy(FedAvg):
         if self.server is None:
             self.shapes = {name: array.shape for name, array in arrays.items()}
             self.server = self.algorithm.init_server(theta := flatten_arrays(arrays))
-            self.report_signature = signature_of(messages_of(self.algorithm, torch.zeros_like(theta))[1][-1])
+            self.report_signature = signature_of(
+                messages_of(self.algorithm, torch.zeros_like(theta), self._sizes)[1][-1]
+            )
         sample_size = max(int(len(list(grid.get_node_ids())) * self.fraction_train), self.min_train_nodes)
         cohort, online = sample_nodes(grid, self.min_available_nodes, sample_size)
         self.nodes.update(online)
         period = len(self.nodes) / len(cohort)
         share = self._share_of_examples(cohort)
-        self.ctx = Context(server_round, len(self.nodes), len(cohort), share, period, self.lr, self.server_lr)
+        self.ctx = Context(
+            server_round, len(self.nodes), len(cohort), share, period, self.lr, self.server_lr, sizes=self._sizes
+        )
         broadcast = self.algorithm.broadcast(self.server, self.ctx)
         shared: dict[str, Any] = {
             self.arrayrecord_key: split_into_arrays(broadcast["theta"], self.shapes),
             self.configrecord_key: ConfigRecord({**config, "server-round": server_round}),
             messages.TENSORS: messages.pack({name: value for name, value in broadcast.items() if name != "theta"}),
         }
-        request = {"algorithm": self.algorithm_toml, "training": self.training, **vars(self.ctx)}
+        request = {"algorithm": self.algorithm_toml, "training": self.training, **messages.request_of(self.ctx)}
 
         def message_to(node: int) -> Message:
             record = ConfigRecord({**request, "last_round": self.last_rounds.get(node, 0)})
@@ -116,6 +121,11 @@ class KeelStrategy(FedAvg):
         self.server = self.algorithm.aggregate(self.server, reports, ctx)
         metrics = self.train_metrics_aggr_fn([reply.metrics for reply in valid.values()], self.weighted_by_key)
         return split_into_arrays(self.server["theta"], self.shapes), metrics
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The number of elements of each array of the model."""
+        return tuple(prod(shape) for shape in self.shapes.values())
 
     def _share_of_examples(self, nodes: Iterable[int]) -> float:
         """Return these nodes' share of all examples. A node that has not replied yet counts with the mean."""

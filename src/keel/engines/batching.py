@@ -49,6 +49,10 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
         return "the length of the inputs differs from minibatch to minibatch"
     if isinstance(task.data.train.inputs, Items):
         return "the items of a data set are read client by client, so that random draws in them are reproducible"
+    if not local.optimizer.elementwise:
+        return "local.optimizer is not elementwise, so that clients would mix in it"
+    if local.config.microbatch is not None and local.config.microbatch < local.config.batch:
+        return "local.microbatch splits minibatches"
     try:
         with single_thread(), keyed_torch_rng(local.seed, "batching"):
             return _compare(task, local)

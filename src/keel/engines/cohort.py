@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import ClientState, Context, Message, Path
-from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, sgd_step, to_device
+from keel.algorithms.base import ClientState, Context, Message, Path, State
+from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, local_step, to_device
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
 from keel.core.losses import batched_loss
+from keel.core.optimizers import without_optimizer
 from keel.engines.batching import SMALL_WORK, work_per_step_operation
 from keel.engines.kinds import ENGINES
 from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
@@ -117,17 +118,20 @@ class Cohort(InProcess):
         full = None
         if "full_gradient" in algorithm.observes:
             full = self._full_gradients(work.received["theta"], work.cohort, work.ctx, group)
-        velocity = state["velocity"].clone() if algorithm.local_momentum else None
+        optimizer = self.local.optimizer.start(w, state)
         statistics = PathStatistics(
             w.new_zeros(len(w)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None
         )
         gradients_of = self._gradients.for_group(group)
-        rows, active_velocity, active_state, ctx = w, velocity, state, work.ctx.for_client(column)
+        state = without_optimizer(state)
+        rows, active_state, ctx = w, state, work.ctx.for_client(column)
+        final = StepStates(algorithm.init_steps(work.received, state, ctx), len(w))
+        step_state = final.rows(len(w))
         for minibatches in self._minibatches(plan):
             active = slice(len(minibatches[2]))
             if len(rows) > active.stop:  # some clients have taken their last step
                 rows, active_state = w[active], {name: value[active] for name, value in state.items()}
-                active_velocity = None if velocity is None else velocity[active]
+                step_state = final.rows(active.stop)
                 ctx = work.ctx.for_client(column[active])
             statistics.begin_step(active)
 
@@ -136,11 +140,12 @@ class Cohort(InProcess):
                 losses, gradients = gradients_of(point, *minibatches)
                 return statistics(losses, clip_norm_(gradients, local.clip))
 
-            u = algorithm.direction(rows, gradient, work.received, active_state, ctx)
-            sgd_step(rows, u, work.ctx.lr, local.weight_decay, active_velocity, algorithm.local_momentum)
+            step_state = local_step(algorithm, optimizer, rows, gradient, work.received, active_state, step_state, ctx)
+            final.update(step_state)
         mean = None if statistics.gradients is None else statistics.gradients / column
-        path = Path(start, w, mean_gradient=mean, full_gradient=full, velocity=velocity)
+        path = Path(start, w, mean_gradient=mean, full_gradient=full, step_state=final.rows(len(w)))
         message, state = algorithm.report(path, work.received, state, work.ctx.for_client(column))
+        state = {**state, **optimizer.client_state()}
         losses = statistics.losses / column[:, 0]
         return _results(to_device(message, CPU), to_device(state, CPU), plan.steps, losses.to(CPU))
 
@@ -212,6 +217,22 @@ class Cohort(InProcess):
     def _losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the losses of one client's examples."""
         return self._loss(self.model.at(weights, inputs), targets)
+
+
+class StepStates:
+    """The step state of all clients, those that have taken their last step included."""
+
+    def __init__(self, initial: State, clients: int):
+        self.all = {name: value.expand(clients, -1).clone() for name, value in initial.items()}
+
+    def rows(self, count: int) -> State:
+        """Return the step state of the first clients."""
+        return {name: value[:count] for name, value in self.all.items()}
+
+    def update(self, state: State) -> None:
+        """Keep the step state of the first clients."""
+        for name, value in state.items():
+            self.all[name][: len(value)] = value
 
 
 def _results(message: Message, state: ClientState, steps: np.ndarray, losses: Tensor) -> list[ClientResult]:

@@ -26,6 +26,7 @@ from keel.algorithms.base import ClientState, Message, Path
 from keel.core.client import ClientResult
 from keel.core.devices import cores
 from keel.core.engine import CPU, EngineDefaults, RoundSize, RoundWork, Workload
+from keel.core.optimizers import without_optimizer
 from keel.engines import dispatch
 from keel.engines.allocator import tune
 from keel.engines.cohort import Cohort
@@ -182,9 +183,12 @@ class Pool(EngineDefaults):
     def _example_report(self, work: RoundWork) -> tuple[Message, ClientState]:
         """Return a report like the clients' reports; `report` is pure, so it is called with zeros."""
         zeros = torch.zeros_like(self.weights)
-        path = Path(zeros, zeros, mean_gradient=zeros, full_gradient=zeros, velocity=zeros)
-        algorithm = self.engine.local.algorithm
-        return algorithm.report(path, work.received, work.client_states[0], work.ctx.for_client(1))
+        algorithm, state, ctx = self.engine.local.algorithm, work.client_states[0], work.ctx.for_client(1)
+        own = without_optimizer(state)
+        step_state = algorithm.init_steps(work.received, own, ctx)
+        path = Path(zeros, zeros, mean_gradient=zeros, full_gradient=zeros, step_state=step_state)
+        message, reported = algorithm.report(path, work.received, own, ctx)
+        return message, {**reported, **self.engine.local.optimizer.init_client(zeros)}
 
     def _run(self, shared: Shared, operation: int, groups: Sequence[RoundWork]) -> Iterator[Slot]:
         """Have the workers process each group; yield the slots in order."""

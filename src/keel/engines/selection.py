@@ -111,7 +111,7 @@ def choose(workload: Workload) -> Choice:
 def _not_batched(workload: Workload) -> str | None:
     """Return why clients are trained one at a time; None if they are batched."""
     task, on_cpu = workload.task, workload.device == CPU
-    parameters, limit = _trainable(task.module), CPU_PARAMETERS if on_cpu else DEVICE_PARAMETERS
+    parameters, limit = sum(_sizes(task.module)), CPU_PARAMETERS if on_cpu else DEVICE_PARAMETERS
     if parameters > limit:
         return f"a model of {parameters:,} parameters is large enough to train one client at a time"
     if on_cpu and work_per_step_operation(task, workload.local) > WORK_LIMIT:
@@ -133,11 +133,12 @@ def _check_cohort(workload: Workload) -> None:
 
 def _algorithm_error(workload: Workload) -> str | None:
     """Return why the algorithm cannot run on stacked clients; None if it can."""
-    return stacking_error(workload.local.algorithm, _trainable(workload.task.module), workload.local.seed)
+    return stacking_error(workload.local.algorithm, _sizes(workload.task.module), workload.local.seed)
 
 
-def _trainable(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+def _sizes(module: nn.Module) -> list[int]:
+    """The number of elements of each trainable tensor."""
+    return [p.numel() for p in module.parameters() if p.requires_grad]
 
 
 def _make_serial(workload: Workload, workers: int) -> Engine:

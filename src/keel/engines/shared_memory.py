@@ -1,6 +1,6 @@
 """Memory that `pool` shares with its forked workers: the broadcast of a round, and slots for groups of clients."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from mmap import mmap
 
 import numpy as np
@@ -58,6 +58,7 @@ class Shared:
     """The memory that the parent and its workers both see."""
 
     ctx: Tensor
+    sizes: tuple[int, ...]
     received: Message
     slots: list[Slot]
     theta: Tensor
@@ -96,7 +97,8 @@ class Shared:
             )
 
         return cls(
-            _shared_like(torch.zeros(len(astuple(work.ctx)), dtype=torch.float64)),
+            _shared_like(torch.zeros(len(_numbers(work.ctx)), dtype=torch.float64)),
+            work.ctx.sizes,
             {name: _shared_like(value) for name, value in work.received.items()},
             [slot() for _ in range(slots)],
             _shared_like(weights),
@@ -113,7 +115,7 @@ class Shared:
         return _has_room(self.received, received) and (same_names or not training)
 
     def set_round(self, ctx: Context, received: Message) -> None:
-        self.ctx.copy_(torch.tensor(astuple(ctx), dtype=torch.float64))
+        self.ctx.copy_(torch.tensor(_numbers(ctx), dtype=torch.float64))
         for name, value in received.items():
             self.received[name].copy_(value)
 
@@ -125,8 +127,13 @@ class Shared:
     def work(self, group: np.ndarray, slot: Slot) -> RoundWork:
         """Return a group's part of the round."""
         round, clients, cohort, *rates = self.ctx.tolist()
-        ctx, rows = Context(int(round), int(clients), int(cohort), *rates), range(len(group))
+        ctx, rows = Context(int(round), int(clients), int(cohort), *rates, sizes=self.sizes), range(len(group))
         return RoundWork(group, self.received, slot.states(rows), ctx, slot.buffers_of(rows))
+
+
+def _numbers(ctx: Context) -> list[float]:
+    """Return what changes from round to round."""
+    return [value for name, value in vars(ctx).items() if name != "sizes"]
 
 
 def _write(rows: Message, row: int, values: Message) -> None:

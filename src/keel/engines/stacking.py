@@ -9,13 +9,13 @@ The check calls the functions with a few values only. It cannot detect a functio
 that those values do not meet, such as `20 < ctx.round < 50`, `ctx.lr < 0.01` or a large norm of the update.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path, Report
+from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path, Report, State
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.engines.cohort import client_row, stack_states
 
@@ -29,13 +29,17 @@ ROUNDS = (1, 5, 10_000)
 """The rounds that are checked. All clients of round 1 are new; in the others, returning clients took part before."""
 
 
-def stacking_error(algorithm: Algorithm, parameters: int, seed: int = 0) -> str | None:
-    """Return why the algorithm cannot run on stacked clients of a model with so many parameters; None if it can."""
+def stacking_error(algorithm: Algorithm, sizes: Sequence[int], seed: int = 0) -> str | None:
+    """Return why the algorithm cannot run on stacked clients; None if it can.
+
+    Args:
+        sizes: The number of elements of each of the model's parameter tensors.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
     try:
         with keyed_torch_rng(seed, "stacking"):
-            errors = (_Check(algorithm, parameters, round).error() for round in ROUNDS)
+            errors = (_Check(algorithm, tuple(sizes), round).error() for round in ROUNDS)
             return next((error for error in errors if error is not None), None)
     except Exception as error:  # the user's functions may raise anything
         return f"{type(algorithm).__name__} fails on random inputs ({_summary(error)})"
@@ -46,8 +50,8 @@ def stacking_error(algorithm: Algorithm, parameters: int, seed: int = 0) -> str 
 class _Check:
     """The random inputs of two clients in one round, and the comparison of their results."""
 
-    def __init__(self, algorithm: Algorithm, parameters: int, round: int):
-        self.algorithm, self.size, self.ctx = algorithm, parameters, _context(round)
+    def __init__(self, algorithm: Algorithm, sizes: tuple[int, ...], round: int):
+        self.algorithm, self.size, self.ctx = algorithm, sum(sizes), _context(round, sizes)
         theta = self.random()
         server, ctx = algorithm.init_server(theta), self.ctx
         received = algorithm.broadcast(server, ctx)
@@ -60,7 +64,7 @@ class _Check:
         self.pairs = {"two new clients": [fresh, fresh]}
         if round > 1:
             before = (round - 3, round - 2)
-            returning = [self._report([0], [fresh], self._paths(1), _context(t), [3])[1] for t in before]
+            returning = [self._report([0], [fresh], self._paths(1), _context(t, sizes), [3])[1] for t in before]
             self.pairs = {"two returning clients": returning, "a new and a returning client": [fresh, returning[0]]}
 
     def random(self, rows: int | None = None) -> Tensor:
@@ -91,16 +95,27 @@ class _Check:
         ctx = self.ctx
         w, scale, shift = self.random(clients), self.random(clients), self.random(clients)
         paths = self._paths(clients)
+        algorithm, received = self.algorithm, self.received
 
-        def direction(rows: list[int]) -> Message:
-            point = _pick(w, rows)
+        def two_steps(rows: list[int]) -> Message:
+            point, state = _pick(w, rows), _together([states[row] for row in rows])
+            client_ctx = ctx.for_client(_steps([STEPS[row] for row in rows]))
+            results: Message = {}
 
             def gradient(at: Tensor) -> Tensor:
                 return _pick(scale, rows) * at.expand_as(point) + _pick(shift, rows)
 
-            steps = _steps([STEPS[row] for row in rows])
-            state = _together([states[row] for row in rows])
-            return {"u": self.algorithm.direction(point, gradient, self.received, state, ctx.for_client(steps))}
+            step_state = _for_rows(algorithm.init_steps(received, state, client_ctx), len(rows))
+            for number in (1, 2):
+                known = {**state, **step_state}
+                u = algorithm.direction(point, gradient, received, known, client_ctx)
+                if isinstance(u, tuple):
+                    u, step_state = u
+                d = algorithm.displacement(point, received, known, client_ctx)
+                results |= {f"step state {number} {name}": value for name, value in step_state.items()}
+                results |= {f"u {number}": u} | ({} if d is None else {f"d {number}": d.expand_as(point)})
+                point = point - 0.1 * u
+            return results
 
         def report(rows: list[int]) -> Message:
             steps = [STEPS[row] for row in rows]
@@ -108,21 +123,23 @@ class _Check:
             sent = {f"message {name}": value for name, value in message.items()}
             return sent | {f"state {name}": value for name, value in state.items()}
 
-        yield "direction", direction
+        yield "direction", two_steps
         yield "report", report
 
     def _report(
         self, rows: list[int], states: list[ClientState], paths: dict[str, Tensor], ctx: Context, steps: list[int]
     ) -> tuple[Message, ClientState]:
-        path = Path(**{name: _pick(value, rows) for name, value in paths.items()})
-        return self.algorithm.report(path, self.received, _together(states), ctx.for_client(_steps(steps)))
+        state, client_ctx = _together(states), ctx.for_client(_steps(steps))
+        step_state = _for_rows(self.algorithm.init_steps(self.received, state, client_ctx), len(rows))
+        path = Path(**{name: _pick(value, rows) for name, value in paths.items()}, step_state=step_state)
+        return self.algorithm.report(path, self.received, state, client_ctx)
 
     def _paths(self, clients: int) -> dict[str, Tensor]:
         """Return the random fields of a Path with one row per client; only those that the algorithm asks for."""
         start = self.received["theta"].expand(clients, -1)
         fields = {"start": start, "end": start + self.random(clients)}
         fields |= {name: self.random(clients) for name in sorted(self.algorithm.observes)}
-        return fields | ({"velocity": self.random(clients)} if self.algorithm.local_momentum else {})
+        return fields
 
     def _moved(self, value: Tensor) -> Tensor:
         """Return a model-sized tensor with positive noise added, so that what is non-negative stays so."""
@@ -131,13 +148,18 @@ class _Check:
         return value + 0.5 * (1 + torch.rand_like(value))
 
 
-def _context(round: int) -> Context:
-    return Context(round=round, clients=10, cohort=2, share=0.2, period=5.0, lr=0.1, server_lr=1.0)
+def _context(round: int, sizes: tuple[int, ...]) -> Context:
+    return Context(round=round, clients=10, cohort=2, share=0.2, period=5.0, lr=0.1, server_lr=1.0, sizes=sizes)
 
 
 def _steps(steps: list[int]) -> int | Tensor:
     """Return `ctx.steps`: a number for one client, a column for several."""
     return steps[0] if len(steps) == 1 else torch.tensor(steps).float()[:, None]
+
+
+def _for_rows(step_state: State, rows: int) -> State:
+    """Return the step state as `cohort` passes it: with a row per client."""
+    return step_state if rows == 1 else {name: value.expand(rows, -1) for name, value in step_state.items()}
 
 
 def _pick(rows: Tensor, chosen: list[int]) -> Tensor:

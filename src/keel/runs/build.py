@@ -18,6 +18,7 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
+from keel.core.optimizers import MakeOptimizer
 from keel.core.records import PrimaryMetric
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
@@ -33,6 +34,7 @@ from keel.runs.held_out import hold_out_clients, hold_out_validation
 from keel.runs.initial_model import initial_module
 from keel.runs.losses import find_loss
 from keel.runs.metrics import Metrics, make_metrics
+from keel.runs.optimizers import make_optimizer
 from keel.runs.task_checks import checked_task
 from keel.settings import call_imported
 
@@ -57,6 +59,7 @@ def build(
     workers: int | None = None,
     engine: EngineFactory | None = None,
     sampler: Sampler | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> Training:
     """The training that `spec` describes, on a task that was made for it.
 
@@ -64,6 +67,7 @@ def build(
         workers: Processes to train with, instead of the spec's.
         engine: Makes the engine, instead of the one that the spec names.
         sampler: Instead of the one that the spec names.
+        optimizer: Makes the local optimiser, instead of the one that the spec names.
     """
     requested = workers or spec.engine.workers
     cluster = None
@@ -74,7 +78,7 @@ def build(
         devices = same_kind(device) if cluster is None and not in_ray_worker() else (device,)
         workload = Workload(
             task,
-            local_training(spec, task),
+            local_training(spec, task, optimizer),
             spec.model.buffers == "local",
             spec.engine.compile,
             device,
@@ -86,7 +90,7 @@ def build(
             chosen = engines.make_engine(spec.engine.name, workload, count, cluster)
         else:
             chosen = engines.make_user_engine("engine", engine, workload, count)
-        loop = Loop(task, spec.algorithm, sampler, chosen, _loop_settings(spec), _observers(spec, task))
+        loop = Loop(task, workload.local, sampler, chosen, _loop_settings(spec), _observers(spec, task))
     except BaseException:  # a cluster that was joined has to be left
         if cluster is not None:
             cluster.leave()
@@ -158,16 +162,22 @@ def load_data(spec: Spec) -> FederatedData:
     )
 
 
-def local_training(spec: Spec, task: Task) -> LocalTraining:
+def local_training(spec: Spec, task: Task, optimizer: MakeOptimizer | None = None) -> LocalTraining:
     """What a client of the run does, wherever it trains."""
     return LocalTraining(
-        spec.algorithm, task.loss, local_config(spec.local), spec.seed, task.data.transform, task.data.chunk_size
+        spec.algorithm,
+        task.loss,
+        local_config(spec.local),
+        spec.seed,
+        task.data.transform,
+        task.data.chunk_size,
+        make_optimizer(spec.local, task.module, optimizer),
     )
 
 
 def local_config(local: LocalSpec) -> LocalConfig:
     return LocalConfig(
-        local.epochs, local.steps, local.batch, local.drop_last, local.weight_decay, local.clip, local.precision
+        local.epochs, local.steps, local.batch, local.drop_last, local.clip, local.precision, local.microbatch
     )
 
 
@@ -188,7 +198,7 @@ def check_sampler(sampler: Any) -> None:
 
 def _loop_settings(spec: Spec) -> LoopSettings:
     def learning_rate(side: LocalSpec | ServerSpec) -> LearningRate:
-        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds)
+        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds, getattr(side, "warmup", 0))
 
     return LoopSettings(
         seed=spec.seed,

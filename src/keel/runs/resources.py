@@ -113,7 +113,7 @@ def _client_state_bytes(training: Training, precision: Precision) -> int:
     """Return the bytes of one client's state, its buffers included, with model-sized tensors in this precision."""
 
     loop = training.loop
-    state = stored_state(training.spec.algorithm.init_client(loop.initial), precision, loop.parameters)
+    state = stored_state(loop.local.init_client(loop.initial), precision, loop.parameters)
     if loop.settings.local_buffers and loop.initial_buffers is not None:
         state[BUFFERS] = loop.initial_buffers
     return row_bytes(signature_of(state))
@@ -122,7 +122,7 @@ def _client_state_bytes(training: Training, precision: Precision) -> int:
 def _round_size(training: Training) -> RoundSize:
     local, data, algorithm = training.spec.local, training.loop.task.data, training.spec.algorithm
     full_gradients = algorithm.probes or "full_gradient" in algorithm.observes
-    batch = max(local.batch, data.chunk_size if full_gradients else 0)
+    batch = max(min(local.batch, local.microbatch or local.batch), data.chunk_size if full_gradients else 0)
     return RoundSize(
         cohort=training.loop.sampler.size,
         model=training.loop.parameters * 4,

@@ -10,8 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms import describe, messages_of
-from keel.algorithms.base import Algorithm, ClientContext, Context, Gradient, Message, Report, State, weighted_mean
+from keel.algorithms import messages_of
+from keel.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    Context,
+    Direction,
+    Gradient,
+    Message,
+    Report,
+    State,
+    weighted_mean,
+)
 from keel.algorithms.base import Path as LocalPath
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
@@ -60,7 +70,6 @@ class Watched(Algorithm):
 
     inner: Algorithm
     observes = property(lambda self: self.inner.observes)
-    local_momentum = property(lambda self: self.inner.local_momentum)
     probes = property(lambda self: self.inner.probes)
     pooled = property(lambda self: self.inner.pooled)
 
@@ -81,13 +90,23 @@ class Watched(Algorithm):
         messages = [report.message for report in received]
         return self._unchanged(lambda: self.inner.absorb(server, received, ctx), server, *messages)
 
-    def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
+    def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
+        return self._unchanged(lambda: self.inner.init_steps(received, state, ctx), received, state)
+
+    def direction(
+        self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext
+    ) -> Direction:
         call = partial(self.inner.direction, w, gradient, received, state, ctx)
         return self._unchanged(call, {"w": w}, received, state)
 
+    def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor | None:
+        call = partial(self.inner.displacement, w, received, state, ctx)
+        return self._unchanged(call, {"w": w}, received, state)
+
     def report(self, path: LocalPath, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
-        on_path = {name: value for name, value in vars(path).items() if value is not None}
-        return self._unchanged(partial(self.inner.report, path, received, state, ctx), on_path, received, state)
+        on_path = {name: value for name, value in vars(path).items() if isinstance(value, Tensor)}
+        call = partial(self.inner.report, path, received, state, ctx)
+        return self._unchanged(call, on_path, path.step_state, received, state)
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         received = list(reports)
@@ -188,10 +207,11 @@ def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
 def test_tensors_are_float32_like_the_model_or_small(cls: type[Algorithm]) -> None:
     state = reference(cls)
     theta = state.server["theta"]
-    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3)
+    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=(theta.numel(),))
     received = received_by_a_client(cls(), state.server, ctx)
     client_state = next(iter(state.clients.values()), {})
-    path = LocalPath(theta, theta, mean_gradient=theta, full_gradient=theta, velocity=theta)
+    step_state = cls().init_steps(received, client_state, ctx)
+    path = LocalPath(theta, theta, mean_gradient=theta, full_gradient=theta, step_state=step_state)
     message, client_state = cls().report(path, received, client_state, ctx)
     for tensors in (state.server, received, message, client_state):
         for tensor in tensors.values():
@@ -236,7 +256,7 @@ def test_only_participants_have_state(cls: type[Algorithm]) -> None:
     state, participants = loop.start(), set[int]()
     loop.run(state, [lambda record, *_: participants.update(record["cohort"])])
     assert cls.pooled or len(participants) < 6
-    assert set(state.clients) == (participants if describe(cls)["stateful"] else set())
+    assert set(state.clients) == (participants if loop.local.init_client(loop.initial) else set())
 
 
 class Absence:
@@ -263,7 +283,7 @@ def test_a_returning_client_continues_from_its_state(cls: type[Algorithm]) -> No
         states[record["round"]] = {client: state.clients[client] for client in state.clients}
 
     assert loop.run(loop.start(), [keep]) == "finished"
-    if describe(cls)["stateful"]:
+    if cls().init_client(loop.initial):
         for client in away:
             first, before, after = (states[round][client] for round in (1, returns - 1, returns))
             assert all(torch.equal(first[name], before[name]) for name in first)
@@ -277,9 +297,9 @@ def test_results_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
     if engine == "cohort":
         require_batchable(cls)
     loop = uneven_loop({"algorithm": cls(), "engine": {"name": engine}})
-    ctx = Context(1, 6, 6, 1.0, 1.0, 0.1, 1.0)
+    ctx = Context(1, 6, 6, 1.0, 1.0, 0.1, 1.0, sizes=loop.participation.sizes)
     received = received_by_a_client(cls(), loop.start().server, ctx)
-    state = cls().init_client(loop.initial)
+    state = loop.local.init_client(loop.initial)
 
     def results(cohort: list[int]) -> list[ClientResult]:
         work = RoundWork(np.array(cohort), received, [state] * len(cohort), ctx, [None] * len(cohort))
@@ -298,7 +318,9 @@ def test_mean_suffices_is_declared_truly(cls: type[Algorithm]) -> None:
     algorithm, size = cls(), 7
     generator = torch.Generator().manual_seed(0)
     theta = torch.randn(size, generator=generator)
-    ctx = Context(round=1, clients=10, cohort=3, share=0.3, period=10 / 3, lr=0.1, server_lr=0.7)
+    ctx = Context(
+        round=1, clients=10, cohort=3, share=0.3, period=10 / 3, lr=0.1, server_lr=0.7, sizes=(theta.numel(),)
+    )
     initial = algorithm.init_server(theta)
     _, up = messages_of(algorithm, theta)
 

@@ -1,0 +1,308 @@
+"""The optimiser of local steps: plain SGD, or a class of torch.optim on the flat vector of weights.
+
+An elementwise optimiser gives the same result on one flat vector as on the tensors of the model, and the rows of a
+cohort do not interact in it. Whether an optimiser is elementwise is tried when a run starts. One that is not, such as
+one that normalises each tensor, gets the model's tensors, one client at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import Parameter, signature
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+from torch import Size, Tensor
+
+from keel.algorithms.base import ClientState
+from keel.errors import KeelError
+
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""Makes an optimiser of parameters, as the classes of torch.optim do; `lr` and `weight_decay` are passed by name."""
+PREFIX = "optimizer."
+"""Of the names of a client's optimiser state."""
+ROUNDS = PREFIX + "rounds"
+"""In how many rounds a kept state was used; 0 for a client that has none yet."""
+
+
+class Steps(Protocol):
+    """An optimiser during one round of a client, or of the clients of a batched cohort."""
+
+    def step(self, w: Tensor, u: Tensor, lr: float) -> None:
+        """Take a step on `w` in place, with the direction `u` in the place of the gradient.
+
+        In a cohort `w` has the rows of the clients that still train, which are the first ones.
+        """
+
+    def client_state(self) -> ClientState:
+        """What a client keeps of the optimiser's state; {} if it is reset in every round."""
+
+
+class LocalOptimizer(Protocol):
+    """The optimiser of all clients."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each weight's step depends on its own gradients alone."""
+
+    def init_client(self, theta: Tensor) -> ClientState:
+        """The optimiser state of a client before its first round; {} if it is reset in every round."""
+
+    def start(self, w: Tensor, state: ClientState) -> Steps:
+        """Begin a round at the weights `w`, which the steps change."""
+
+
+@dataclass(frozen=True)
+class PlainSGD:
+    """w <- w - lr (u + weight_decay w).
+
+    Args:
+        decayed: 1 where weight decay applies, 0 elsewhere; None if it applies to all weights.
+    """
+
+    weight_decay: float = 0.0
+    decayed: Tensor | None = None
+    elementwise = True
+
+    def init_client(self, theta: Tensor) -> ClientState:
+        return {}
+
+    def start(self, w: Tensor, state: ClientState) -> Steps:
+        return self
+
+    def step(self, w: Tensor, u: Tensor, lr: float) -> None:
+        if self.weight_decay and self.decayed is None:
+            w.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            w.addcmul_(w, self.decayed.to(w.device), value=-lr * self.weight_decay)  # type: ignore[union-attr]
+        w.sub_(u, alpha=lr)
+
+    def client_state(self) -> ClientState:
+        return {}
+
+
+@dataclass(frozen=True)
+class TorchOptimizer:
+    """A class of torch.optim.
+
+    Args:
+        make: The class, or a function that makes the optimiser of parameters.
+        shapes: The shapes of the model's tensors, in the order of the flat vector.
+        decays: Whether weight decay applies to each of the tensors.
+        keep: Whether a client keeps the optimiser's state between its rounds.
+    """
+
+    make: MakeOptimizer
+    shapes: Sequence[Size]
+    decays: Sequence[bool]
+    weight_decay: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    keep: bool = False
+
+    @property
+    def name(self) -> str:
+        return getattr(self.make, "__name__", type(self.make).__name__)
+
+    @cached_property
+    def elementwise(self) -> bool:
+        """Whether each weight's step depends on its own gradients alone."""
+        return is_elementwise(self.made)
+
+    def check(self) -> None:
+        """Raise a KeelError if the optimiser cannot be made or take a step, or if its state cannot be kept."""
+        weights = torch.ones(sum(shape.numel() for shape in self.shapes))
+        try:
+            self.start(weights, self.init_client(weights)).step(weights, torch.ones_like(weights), 1e-3)
+        except KeelError:
+            raise
+        except Exception as error:  # whatever the user's class raises
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise KeelError(f"local.optimizer: {self.name} fails: {reason}") from None
+        if self.keep and not self.elementwise:
+            raise KeelError(
+                f"local.optimizer_state = 'keep' requires an elementwise optimiser (got {self.name}); use 'reset'"
+            )
+
+    def init_client(self, theta: Tensor) -> ClientState:
+        if not self.keep:
+            return {}
+        state = {name: torch.zeros_like(theta) if value is None else _stored(value) for name, value in self._template}
+        return {ROUNDS: torch.zeros(1, dtype=torch.int64), **{PREFIX + name: value for name, value in state.items()}}
+
+    def start(self, w: Tensor, state: ClientState) -> Steps:
+        return _TorchSteps(self, w, state)
+
+    @cached_property
+    def _template(self) -> list[tuple[str, Any]]:
+        """The names of the optimiser's state, each with an example, or None for a tensor like the weights."""
+        weights = torch.ones(3)
+        optimizer = self.made([weights])
+        weights.grad = torch.ones_like(weights)
+        optimizer.step()
+        template = []
+        for name, value in optimizer.state[weights].items():
+            is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+            if isinstance(value, Tensor) and value.shape == weights.shape:
+                template.append((name, None))
+            elif is_number:
+                template.append((name, value))
+            elif value is not None:
+                raise KeelError(f"local.optimizer_state = 'keep' cannot store {name!r} of {self.name}; use 'reset'")
+        return template
+
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector, or of all rows of a matrix, in order: the parameters of the optimiser."""
+        if self.elementwise:  # as few as possible
+            return [*torch.split(vector, [size for _, size in self._runs], dim=-1)]
+        tensors = torch.split(vector, [shape.numel() for shape in self.shapes])
+        return [tensor.view(shape) for tensor, shape in zip(tensors, self.shapes, strict=True)]
+
+    @cached_property
+    def part_decays(self) -> list[bool]:
+        """Whether weight decay applies to each of the parts."""
+        return [decays for decays, _ in self._runs] if self.elementwise else [*self.decays]
+
+    @cached_property
+    def _runs(self) -> list[tuple[bool, int]]:
+        """The elements of consecutive tensors with and without weight decay."""
+        pairs = zip(self.decays, (shape.numel() for shape in self.shapes), strict=True)
+        return [(on, sum(size for _, size in run)) for on, run in groupby(pairs, lambda pair: pair[0])]
+
+    def made(self, parameters: Sequence[Tensor] | Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return the optimiser of these parameters or parameter groups. Its learning rate is set in each step."""
+        decay = {"weight_decay": self.weight_decay} if _accepts(self.make, "weight_decay") else {}
+        if self.weight_decay and not decay:
+            raise KeelError(f"local.weight_decay must be 0 for {self.name}, which has none (got {self.weight_decay:g})")
+        optimizer = self.make(parameters, lr=1.0, **decay, **self.settings)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise KeelError(f"local.optimizer must make a torch.optim.Optimizer (got {optimizer!r})")
+        return optimizer
+
+
+class _TorchSteps:
+    """An optimiser of torch.optim during one round.
+
+    In a cohort its parameters are matrices with a row per client, or, if clients keep their state, single rows: the
+    number of steps since a state was new differs from client to client.
+    """
+
+    def __init__(self, config: TorchOptimizer, w: Tensor, state: ClientState):
+        self.config, self.single_rows = config, config.keep and w.dim() == 2
+        vectors = [*w] if self.single_rows else [w]
+        self.parts = [config.parts(vector) for vector in vectors]
+        self.optimizer = config.made(self._groups())
+        if self.single_rows:
+            for group in self.optimizer.param_groups:
+                if group.get("foreach", False) is None:
+                    group["foreach"] = True  # all rows in one call
+        self.rounds = state.get(ROUNDS)
+        if config.keep:
+            self._load(state)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        by_decay: dict[bool, list[Tensor]] = {True: [], False: []}
+        for parts in self.parts:
+            for part, decays in zip(parts, self.config.part_decays, strict=True):
+                by_decay[decays].append(part)
+        groups: list[dict[str, Any]] = [{"params": by_decay[True]}] if by_decay[True] else []
+        return groups + ([{"params": by_decay[False], "weight_decay": 0.0}] if by_decay[False] else [])
+
+    def step(self, w: Tensor, u: Tensor, lr: float) -> None:
+        if not self.single_rows and self.parts[0][0].shape[0] > w.shape[0] and w.dim() == 2:
+            self._narrow(w)
+        directions = [self.config.parts(row) for row in (u if self.single_rows else [u])]
+        for row, parts in enumerate(self.parts):
+            for number, part in enumerate(parts):
+                part.grad = directions[row][number] if row < len(directions) else None
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+    def _narrow(self, w: Tensor) -> None:
+        """Continue with the first rows of a matrix."""
+        state = self.optimizer.state
+        old, self.parts = self.parts[0], [self.config.parts(w)]
+        for before, part in zip(old, self.parts[0], strict=True):
+            state[part] = {
+                name: value[: len(w)] if isinstance(value, Tensor) and value.shape == before.shape else value
+                for name, value in state.pop(before, {}).items()
+            }
+        for group, renewed in zip(self.optimizer.param_groups, self._groups(), strict=True):
+            group["params"] = renewed["params"]
+
+    def _load(self, state: ClientState) -> None:
+        rows = [_row(state, row) for row in range(len(self.parts))] if self.single_rows else [state]
+        for parts, kept in zip(self.parts, rows, strict=True):
+            if not int(kept[ROUNDS]):
+                continue
+            for name, example in self.config._template:
+                values = (
+                    self.config.parts(kept[PREFIX + name]) if example is None else [kept[PREFIX + name]] * len(parts)
+                )
+                for part, value in zip(parts, values, strict=True):
+                    self.optimizer.state[part][name] = value.clone() if example is None else _restored(value, example)
+
+    def client_state(self) -> ClientState:
+        if not self.config.keep:
+            return {}
+        assert self.rounds is not None
+        kept = {ROUNDS: self.rounds + 1}
+        for name, example in self.config._template:
+            rows = []
+            for parts in self.parts:
+                values = [self.optimizer.state[part][name] for part in parts]
+                rows.append(torch.cat(values, dim=-1) if example is None else _stored(values[0]))
+            kept[PREFIX + name] = torch.stack(rows) if self.single_rows else rows[0]
+        return kept
+
+
+def without_optimizer(state: ClientState) -> ClientState:
+    """The client state without the optimiser's, as the algorithm gave it."""
+    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}
+
+
+def _row(tensors: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    return {name: value[row] for name, value in tensors.items() if name.startswith(PREFIX)}
+
+
+def _stored(value: Tensor | float) -> Tensor:
+    """A number of the optimiser's state as a tensor of a client state."""
+    return value.detach().reshape(1).clone() if isinstance(value, Tensor) else torch.tensor([value])
+
+
+def _restored(value: Tensor, example: Any) -> Any:
+    """The number of the optimiser's state, of the kind of `example`."""
+    return value.clone().reshape(example.shape).cpu() if isinstance(example, Tensor) else type(example)(value.item())
+
+
+def _accepts(make: MakeOptimizer, name: str) -> bool:
+    try:
+        parameters = signature(make).parameters
+    except ValueError:  # a class in C has no signature
+        return True
+    return name in parameters or any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def is_elementwise(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> bool:
+    """Return whether an optimiser gives the same steps on one vector, on its parts, and on rows of a matrix."""
+
+    def weights_after_steps(split: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
+        weights = torch.linspace(-1, 1, 12)
+        parts = [*split(weights)]
+        optimizer = make(parts)
+        for number in range(3):
+            gradients = torch.cos(torch.arange(12.0) + number) * torch.logspace(-2, 1, 12)
+            for part, gradient in zip(parts, split(gradients), strict=True):
+                part.grad = gradient
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01
+            optimizer.step()
+        return weights
+
+    try:
+        whole = weights_after_steps(lambda vector: [vector])
+        others = [weights_after_steps(split) for split in (lambda v: torch.split(v, [5, 7]), lambda v: [v.view(2, 6)])]
+    except Exception:  # it needs tensors of another kind, such as matrices; `check` tries it on the model's own
+        return False
+    return all(torch.allclose(whole, other, rtol=1e-5, atol=1e-7) for other in others)
