@@ -36,7 +36,7 @@ def test_a_client_computes_on_one_device(cls: type[Algorithm], module: object, m
     clients = np.arange(1 if cls.pooled else 3)
     ctx, algorithm = training.participation.context(1, clients), training.algorithm
     received = algorithm.broadcast(algorithm.init_server(training.initial), ctx)
-    states = [loop.local.init_client(training.initial) for _ in clients]
+    states = [training.local.init_client(training.initial) for _ in clients]
     work = RoundWork(clients, received, states, ctx, [None for _ in clients])
     built = engine(workload)
     if algorithm.probes:
