@@ -1,0 +1,228 @@
+"""Momentum over 1/C rounds where AdamW trains the workers: the runs, the tables and the charts of docs/diloco.md.
+
+    python tools/study_diloco.py plan                 list the runs: how many of each stage, and how many have ended
+    python tools/study_diloco.py run [--minutes N]    run what is missing, until N minutes have passed
+    python tools/study_diloco.py report               write results/diloco.json, the charts and the tables of the page
+
+The runs are in runs/diloco. An interrupted study continues with the same command. KEEL_DATA must hold Shakespeare's text.
+"""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import altair as alt
+
+from keel.config.defaults import make_spec
+from keel.config.fields import put_field
+from keel.report.charts import COLOURS, DASHES
+from keel.runs.compare import run_jobs
+from keel.runs.folder import RunFolder
+from keel.runs.parallel import Job
+
+ROOT = Path(__file__).parents[1]
+RUNS, RESULTS, PAGE, IMAGES = ROOT / "runs/diloco", ROOT / "results/diloco.json", ROOT / "docs/diloco.md", ROOT / "docs/images"
+BATCH = 12
+"""Runs between two looks at the clock."""
+
+BASE: dict[str, Any] = {
+    "rounds": 60,
+    "data": {"name": "shakespeare_transformer:roles", "test_examples": 500},
+    "model": {"name": "shakespeare_transformer:Transformer"},
+    "local": {"steps": 10, "batch": 4, "optimizer": "adamw", "betas": [0.9, 0.99], "weight_decay": 0.1},
+    "evaluation": {"every": 10, "last": 3},
+    "engine": {"name": "cohort"},
+}
+RATES, SEEDS, TUNING_SEED = (1.0, 0.5, 0.2, 0.1), (0, 1, 2), 100
+INNER = (0.001, 0.003, 0.01, 0.03)
+SHARDS = {"role": {"data.partition": "key"}, "iid": {"data.partition": "iid", "data.clients": 20}}
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""The 97.5 % quantile of Student's t for so many seeds."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """An outer optimiser: its fields, and the field that is tuned together with the inner learning rate."""
+
+    title: str
+    fields: dict[str, Any]
+    tuned: str
+    values: tuple[float, ...]
+    rates: tuple[float, ...] = RATES
+
+
+METHODS = {
+    "plain": Method("plain averaging", {"algorithm.name": "fedavg"}, "server.lr", (0.5, 1.0, 1.5)),
+    "nesterov": Method("Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.3, 0.7)),
+    "ghbm": Method("GHBM", {"algorithm.name": "ghbm", "algorithm.tau": "period"}, "algorithm.beta", (0.3, 0.6, 0.9)),
+    "fedhbm": Method(
+        "FedHBM", {"algorithm.name": "fedhbm", "algorithm.tau_i": "actual"}, "algorithm.beta", (0.3, 0.6, 1.0)
+    ),
+    # With C = 1 this is GHBM.
+    "ghbm_1": Method(
+        "GHBM, tau = 1", {"algorithm.name": "ghbm", "algorithm.tau": 1}, "algorithm.beta", (0.3, 0.6, 0.9), RATES[1:]
+    ),
+}
+Point = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the study."""
+
+    stage: str
+    method: str
+    shards: str
+    rate: float
+    seed: int
+    point: Point = field(hash=False)
+    """The tuned fields."""
+    extra: Point = field(default_factory=dict, hash=False)
+
+    @property
+    def job(self) -> Job:
+        fields = {**METHODS[self.method].fields, **SHARDS[self.shards], **self.point, **self.extra}
+        table: dict[str, Any] = json.loads(json.dumps({**BASE, "seed": self.seed}))
+        table["algorithm"] = {}
+        for name, value in {**fields, "participation.rate": self.rate, "server.weighting": "uniform"}.items():
+            put_field(table, name, value)
+        if self.stage.startswith("tuning"):
+            table["evaluation"] |= {"on": "validation", "every": 20}
+        values = "-".join(f"{name.split('.')[1]}{value:g}" for name, value in self.point.items())
+        name = f"{self.method}-{self.shards}-C{self.rate:g}-{values}-seed{self.seed}"
+        return Job(make_spec(table), RUNS / self.stage / name)
+
+    @property
+    def ended(self) -> bool:
+        return (self.job.path / "summary.json").is_file()
+
+    def result(self) -> Point:
+        """The mean over the last evaluations, and the curve."""
+        folder = RunFolder.open(self.job.path)
+        records = [record for record in folder.records() if "test_loss" in record]
+        last = records[-BASE["evaluation"]["last"] :]
+        summary = json.loads((self.job.path / "summary.json").read_text())
+        finished = summary["status"] == "finished"
+        return {
+            "stage": self.stage,
+            "method": self.method,
+            "shards": self.shards,
+            "C": self.rate,
+            "seed": self.seed,
+            **self.point,
+            **self.extra,
+            "status": summary["status"],
+            "loss": round(fmean(record["test_loss"] for record in last), 5) if finished else None,
+            "accuracy": round(fmean(record["accuracy"] or 0 for record in last), 5) if finished else None,
+            "curve": {record["round"]: round(record["test_loss"], 4) for record in records},
+        }
+
+
+def tuning() -> list[Trial]:
+    """The grid of every method: the same number of trials each."""
+    return [
+        Trial("tuning", name, "role", 0.2, TUNING_SEED, {"local.lr": lr, method.tuned: value})
+        for name, method in METHODS.items()
+        for lr in INNER
+        for value in method.values
+    ]
+
+
+def tuning_all_workers(chosen: dict[str, Point]) -> list[Trial]:
+    """The outer grid of every method again with C = 1, at the inner learning rate that was chosen."""
+    return [
+        Trial("tuning_all", name, "role", 1.0, TUNING_SEED, {**chosen[name], method.tuned: value})
+        for name, method in METHODS.items()
+        if 1.0 in method.rates
+        for value in method.values
+    ]
+
+
+def comparison(chosen: dict[str, Point], rates: tuple[float, ...]) -> list[Trial]:
+    return [
+        Trial("comparison", name, shards, rate, seed, chosen[name])
+        for seed in SEEDS
+        for rate in rates
+        for shards in SHARDS
+        for name, method in METHODS.items()
+        if rate in method.rates
+    ]
+
+
+def ablations(chosen: dict[str, Point]) -> list[Trial]:
+    keep = {"local.optimizer_state": "keep"}
+    trials = [
+        Trial("keep", name, "role", 0.2, seed, chosen[name], keep)
+        for name in ("plain", "nesterov", "ghbm", "fedhbm")
+        for seed in SEEDS
+    ]
+    expected = {"algorithm.tau_i": "expected"}
+    rates = (0.2, 0.1)
+    return trials + [
+        Trial("expected", "fedhbm", "role", rate, seed, chosen["fedhbm"], expected) for rate in rates for seed in SEEDS
+    ]
+
+
+def best(trials: list[Trial]) -> dict[str, Point]:
+    """The point of each method with the lowest validation loss."""
+    scores: dict[str, list[tuple[float, Trial]]] = {}
+    for trial in trials:
+        loss = trial.result()["loss"]
+        scores.setdefault(trial.method, []).append((float("inf") if loss is None else loss, trial))
+    return {name: min(of_method, key=lambda pair: pair[0])[1].point for name, of_method in scores.items()}
+
+
+def stages() -> Iterator[tuple[str, list[Trial]]]:
+    """The stages in order. A stage is known when those before it have ended."""
+    yield "tuning", (first := tuning())
+    if not all(trial.ended for trial in first):
+        return
+    few = best(first)
+    yield "comparison, C = 0.2 and 0.1", comparison(few, RATES[2:])
+    yield "tuning with C = 1", (second := tuning_all_workers(few))
+    if not all(trial.ended for trial in second):
+        return
+    many = {"ghbm_1": few["ghbm_1"], **best(second)}
+    yield "comparison, C = 1 and 0.5", comparison(many, RATES[:2])
+    yield "ablations", ablations(few)
+
+
+def plan() -> None:
+    for name, trials in stages():
+        print(f"{name}: {sum(trial.ended for trial in trials)} of {len(trials)} runs have ended")
+
+
+def run(minutes: float, workers: int) -> None:
+    end = time.monotonic() + 60 * minutes
+    for name, trials in stages():
+        left = [trial for trial in trials if not trial.ended]
+        for first in range(0, len(left), BATCH):
+            if time.monotonic() > end:
+                print("out of time; the same command continues")
+                return
+            print(f"{time.strftime('%H:%M:%S')} {name}: {len(left) - first} of {len(trials)} runs left", flush=True)
+            run_jobs([trial.job for trial in left[first : first + BATCH]], quiet=True, workers=workers)
+    print("complete")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["plan", "run", "report"])
+    parser.add_argument("--minutes", type=float, default=75)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    match arguments.command:
+        case "plan":
+            plan()
+        case "run":
+            run(arguments.minutes, arguments.workers)
+
+
+if __name__ == "__main__":
+    main()
