@@ -24,7 +24,8 @@ def roles(*, workers: int = 20, windows: int = 400) -> keel.Dataset:
         windows: The largest number of training windows of a role: its first ones.
     """
     whole = shakespeare()
-    assert whole.keys is not None and whole.test_keys is not None and whole.rows is not None
+    assert whole.keys is not None and whole.test_keys is not None
+    assert whole.rows is not None
     largest = np.argsort(-np.bincount(whole.keys), kind="stable")[:workers]
     train = [np.flatnonzero(whole.keys == role)[::LENGTH][:windows] for role in largest]
     test = [np.flatnonzero(whole.test_keys == role)[::LENGTH] for role in largest]
@@ -48,7 +49,7 @@ def _sequences(examples: keel.Examples) -> keel.Examples:
 class Transformer(nn.Module):
     """A causal transformer with pre-normalisation; attention decays with distance (ALiBi, Press et al., 2022)."""
 
-    def __init__(self, width: int = 32, layers: int = 2, heads: int = 2):
+    def __init__(self, width: int = 32, layers: int = 1, heads: int = 2):
         super().__init__()
         self.embedding = nn.Embedding(len(VOCABULARY), width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))

@@ -28,7 +28,7 @@ from keel.runs.parallel import Job
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS, PAGE, IMAGES = ROOT / "runs/diloco", ROOT / "results/diloco.json", ROOT / "docs/diloco.md", ROOT / "docs/images"
-BATCH = 12
+BATCH = 20
 """Runs between two looks at the clock."""
 
 BASE: dict[str, Any] = {
@@ -93,7 +93,7 @@ class Trial:
         for name, value in {**fields, "participation.rate": self.rate, "server.weighting": "uniform"}.items():
             put_field(table, name, value)
         if self.stage.startswith("tuning"):
-            table["evaluation"] |= {"on": "validation", "every": 20}
+            table["evaluation"] |= {"on": "validation", "every": BASE["rounds"]}
         values = "-".join(f"{name.split('.')[1]}{value:g}" for name, value in self.point.items())
         name = f"{self.method}-{self.shards}-C{self.rate:g}-{values}-seed{self.seed}"
         return Job(make_spec(table), RUNS / self.stage / name)
