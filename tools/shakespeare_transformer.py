@@ -24,7 +24,8 @@ def roles(*, workers: int = 20, windows: int = 400) -> keel.Dataset:
         windows: The largest number of training windows of a role: its first ones.
     """
     whole = shakespeare()
-    assert whole.keys is not None and whole.test_keys is not None
+    assert whole.keys is not None
+    assert whole.test_keys is not None
     assert whole.rows is not None
     largest = np.argsort(-np.bincount(whole.keys), kind="stable")[:workers]
     train = [np.flatnonzero(whole.keys == role)[::LENGTH][:windows] for role in largest]

@@ -4,7 +4,8 @@
     python tools/study_diloco.py run [--minutes N]    run what is missing, until N minutes have passed
     python tools/study_diloco.py report               write results/diloco.json, the charts and the tables of the page
 
-The runs are in runs/diloco. An interrupted study continues with the same command. KEEL_DATA must hold Shakespeare's text.
+The runs are in runs/diloco. An interrupted study continues with the same command. KEEL_DATA must hold
+Shakespeare's text.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
 
 ROOT = Path(__file__).parents[1]
-RUNS, RESULTS, PAGE, IMAGES = ROOT / "runs/diloco", ROOT / "results/diloco.json", ROOT / "docs/diloco.md", ROOT / "docs/images"
+RUNS, RESULTS = ROOT / "runs/diloco", ROOT / "results/diloco.json"
+PAGE, IMAGES = ROOT / "docs/diloco.md", ROOT / "docs/images"
 BATCH = 20
 """Runs between two looks at the clock."""
 
@@ -59,7 +61,9 @@ class Method:
 
 METHODS = {
     "plain": Method("plain averaging", {"algorithm.name": "fedavg"}, "server.lr", (0.5, 1.0, 1.5)),
-    "nesterov": Method("Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.3, 0.7)),
+    "nesterov": Method(
+        "Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.3, 0.7)
+    ),
     "ghbm": Method("GHBM", {"algorithm.name": "ghbm", "algorithm.tau": "period"}, "algorithm.beta", (0.3, 0.6, 0.9)),
     "fedhbm": Method(
         "FedHBM", {"algorithm.name": "fedhbm", "algorithm.tau_i": "actual"}, "algorithm.beta", (0.3, 0.6, 1.0)
@@ -211,6 +215,211 @@ def run(minutes: float, workers: int) -> None:
     print("complete")
 
 
+Row = dict[str, Any]
+NAMES = {"role": "by role", "iid": "IID"}
+
+
+def measured() -> list[Row]:
+    return [trial.result() for _, trials in stages() for trial in trials if trial.ended]
+
+
+def mean_text(values: list[float], digits: int = 3) -> str:
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}" if values else "not run"
+
+
+def difference_text(differences: list[float]) -> str:
+    """The mean of paired differences with its 95 % interval; bold if the interval excludes zero."""
+    if len(differences) < 2:
+        return "not run"
+    mean, half = fmean(differences), STUDENT_T[len(differences)] * stdev(differences) / len(differences) ** 0.5
+    text = f"{mean:+.3f} ± {half:.3f}"
+    return f"**{text}**" if abs(mean) > half else text
+
+
+class Results:
+    """The rows of all runs that have finished, by what they answer."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = [row for row in rows if row["loss"] is not None]
+
+    def of(self, stage: str, method: str, shards: str, rate: float, column: str = "loss") -> dict[int, float]:
+        """The values by seed."""
+        wanted = {"stage": stage, "method": method, "shards": shards, "C": rate}
+        return {row["seed"]: row[column] for row in self.rows if wanted.items() <= row.items()}
+
+    def settings(self) -> Iterator[tuple[str, float]]:
+        for shards in SHARDS:
+            for rate in RATES:
+                if self.of("comparison", "plain", shards, rate):
+                    yield shards, rate
+
+    def finals(self, column: str, digits: int) -> list[str]:
+        lines = header(["shards", "C", *(method.title for method in METHODS.values())])
+        for shards, rate in self.settings():
+            cells = [
+                mean_text([*self.of("comparison", name, shards, rate, column).values()], digits)
+                if rate in method.rates
+                else "= GHBM"
+                for name, method in METHODS.items()
+            ]
+            lines.append(table_row([NAMES[shards], f"{rate:g}", *cells]))
+        return lines
+
+    def differences(self) -> list[str]:
+        pairs = [
+            ("nesterov", "plain"),
+            ("ghbm", "plain"),
+            ("fedhbm", "plain"),
+            ("ghbm", "nesterov"),
+            ("fedhbm", "nesterov"),
+            ("ghbm", "ghbm_1"),
+        ]
+        titles = {name: "tau = 1" if name == "ghbm_1" else method.title for name, method in METHODS.items()}
+        titles["plain"] = "plain"
+        lines = header(["shards", "C", *(f"{titles[a]} - {titles[b]}" for a, b in pairs)])
+        for shards, rate in self.settings():
+            cells = [
+                difference_text(self._paired(("comparison", a), ("comparison", b), shards, rate))
+                if rate in METHODS[a].rates and rate in METHODS[b].rates
+                else "0"
+                for a, b in pairs
+            ]
+            lines.append(table_row([NAMES[shards], f"{rate:g}", *cells]))
+        return lines
+
+    def _paired(self, a: tuple[str, str], b: tuple[str, str], shards: str, rate: float) -> list[float]:
+        first, second = (self.of(stage, method, shards, rate) for stage, method in (a, b))
+        return [first[seed] - second[seed] for seed in first if seed in second]
+
+    def grid(self, stage: str) -> list[str]:
+        rates = sorted({row["local.lr"] for row in self.rows if row["stage"] == stage})
+        lines = header(["method", "tuned", *(f"inner lr {rate:g}" for rate in rates)])
+        for name, method in METHODS.items():
+            of_method = [row for row in self.rows if row["stage"] == stage and row["method"] == name]
+            lowest = min((row["loss"] for row in of_method), default=None)
+            for value in sorted({row[method.tuned] for row in of_method}):
+                losses = {row["local.lr"]: row["loss"] for row in of_method if row[method.tuned] == value}
+                cells = [
+                    ""
+                    if rate not in losses
+                    else f"**{losses[rate]:.3f}**"
+                    if losses[rate] == lowest
+                    else f"{losses[rate]:.3f}"
+                    for rate in rates
+                ]
+                lines.append(table_row([method.title, f"`{method.tuned} = {value:g}`", *cells]))
+        return lines
+
+    def ablations(self) -> list[str]:
+        lines = header(["change", "method", "C", "loss as compared above", "loss with the change", "difference"])
+        changes = {"keep": "AdamW's state is kept between rounds", "expected": '`tau_i = "expected"`'}
+        for stage, title in changes.items():
+            for name, method in METHODS.items():
+                for rate in RATES:
+                    if values := self.of(stage, name, "role", rate):
+                        before = self.of("comparison", name, "role", rate)
+                        paired = self._paired((stage, name), ("comparison", name), "role", rate)
+                        texts = mean_text([*before.values()]), mean_text([*values.values()]), difference_text(paired)
+                        lines.append(table_row([title, method.title, f"{rate:g}", *texts]))
+        return lines
+
+
+def header(cells: list[str]) -> list[str]:
+    return [table_row(cells), "|" + "---|" * len(cells)]
+
+
+def table_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def draw_finals(results: Results, path: Path) -> None:
+    """Draw the final losses: the mean and every seed."""
+    values = [
+        {
+            "method": METHODS[name].title,
+            "shards": NAMES[shards],
+            "C": f"{rate:g}",
+            "loss": loss,
+            "mean": fmean(by_seed.values()),
+        }
+        for shards, rate in results.settings()
+        for name in METHODS
+        for by_seed in [results.of("comparison", name, shards, rate)]
+        for loss in by_seed.values()
+    ]
+    titles = [method.title for method in METHODS.values()]
+    base = alt.Chart().encode(
+        x=alt.X("C:N", title="participation rate C", sort=None, axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("method:N", sort=titles),
+        color=alt.Color("method:N", title=None, scale=alt.Scale(domain=titles, range=COLOURS[: len(titles)])),
+    )
+    scale = alt.Scale(zero=False)
+    seeds = base.mark_point(size=28, filled=True, opacity=0.55).encode(
+        y=alt.Y("loss:Q", title="test loss (nats per character)", scale=scale)
+    )
+    means = base.mark_tick(thickness=2.5, size=11).encode(y=alt.Y("mean:Q", scale=scale))
+    chart = (
+        alt.layer(seeds, means, data=alt.InlineData(values=values))
+        .properties(width=300, height=260)
+        .facet(column=alt.Column("shards:N", title=None, sort=[*NAMES.values()]))
+        .configure_legend(orient="top", symbolSize=80)
+    )
+    chart.save(path)
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    """Draw the test loss over rounds by role, averaged over the seeds, for the two smallest participation rates."""
+    values = []
+    for rate in RATES[-2:]:
+        for name, method in METHODS.items():
+            wanted = {"stage": "comparison", "method": name, "shards": "role", "C": rate}
+            curves = [row["curve"] for row in results.rows if wanted.items() <= row.items()]
+            rounds = [t for t in (curves[0] if curves else {}) if int(t) % BASE["evaluation"]["every"] == 0]
+            values += [
+                {"method": method.title, "C": f"C = {rate:g}", "round": int(t), "loss": fmean(c[t] for c in curves)}
+                for t in rounds
+            ]
+    titles = [method.title for method in METHODS.values()]
+    dashes = [DASHES[k % len(DASHES)] for k in range(len(titles))]
+    chart = (
+        alt.Chart(alt.InlineData(values=values))
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=alt.X("round:Q"),
+            y=alt.Y("loss:Q", title="test loss (nats per character)", scale=alt.Scale(zero=False)),
+            color=alt.Color("method:N", title=None, scale=alt.Scale(domain=titles, range=COLOURS[: len(titles)])),
+            strokeDash=alt.StrokeDash("method:N", title=None, scale=alt.Scale(domain=titles, range=dashes)),
+            column=alt.Column("C:N", title=None, sort=None),
+        )
+        .properties(width=300, height=240)
+        .configure_legend(orient="top", symbolSize=400, symbolStrokeWidth=2.5)
+    )
+    chart.save(path)
+
+
+def report() -> None:
+    if RUNS.is_dir():
+        rows = measured()
+        RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    results = Results(json.loads(RESULTS.read_text()))
+    draw_finals(results, IMAGES / "diloco_finals.svg")
+    draw_curves(results, IMAGES / "diloco_curves.svg")
+    tables = {
+        "tuning": results.grid("tuning"),
+        "tuning_many": results.grid("tuning_many"),
+        "loss": results.finals("loss", 3),
+        "accuracy": results.finals("accuracy", 4),
+        "differences": results.differences(),
+        "ablations": results.ablations(),
+    }
+    text = PAGE.read_text() if PAGE.is_file() else "".join(f"<!-- {name} -->\n" for name in tables)
+    for name, lines in tables.items():
+        table = "\n".join([f"<!-- {name} -->", *lines]) + "\n"
+        text = re.sub(rf"<!-- {name} -->\n(\|.*\n)*", lambda _, table=table: table, text)
+    PAGE.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["plan", "run", "report"])
@@ -222,6 +431,8 @@ def main() -> None:
             plan()
         case "run":
             run(arguments.minutes, arguments.workers)
+        case "report":
+            report()
 
 
 if __name__ == "__main__":
