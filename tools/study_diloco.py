@@ -41,7 +41,7 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 10, "last": 3},
     "engine": {"name": "cohort"},
 }
-RATES, SEEDS, TUNING_SEED = (1.0, 0.5, 0.2, 0.1), (0, 1, 2), 100
+RATES, SEEDS, MORE_SEEDS, TUNING_SEED = (1.0, 0.5, 0.2, 0.1), (0, 1, 2), (3, 4), 100
 INNER = (0.003, 0.01, 0.03)
 SHARDS = {"role": {"data.partition": "key"}, "iid": {"data.partition": "iid", "data.clients": 20}}
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -60,17 +60,26 @@ class Method:
 
 
 METHODS = {
-    "plain": Method("plain averaging", {"algorithm.name": "fedavg"}, "server.lr", (0.5, 1.0, 1.5)),
+    "plain": Method("plain averaging", {"algorithm.name": "fedavg"}, "server.lr", (0.5, 0.75, 1.0, 1.25, 1.5)),
     "nesterov": Method(
-        "Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.3, 0.7)
+        "Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.2, 0.3, 0.5, 0.7)
     ),
-    "ghbm": Method("GHBM", {"algorithm.name": "ghbm", "algorithm.tau": "period"}, "algorithm.beta", (0.3, 0.6, 0.9)),
+    "ghbm": Method(
+        "GHBM", {"algorithm.name": "ghbm", "algorithm.tau": "period"}, "algorithm.beta", (0.3, 0.45, 0.6, 0.75, 0.9)
+    ),
     "fedhbm": Method(
-        "FedHBM", {"algorithm.name": "fedhbm", "algorithm.tau_i": "actual"}, "algorithm.beta", (0.3, 0.6, 1.0)
+        "FedHBM",
+        {"algorithm.name": "fedhbm", "algorithm.tau_i": "actual"},
+        "algorithm.beta",
+        (0.3, 0.45, 0.6, 0.8, 1.0),
     ),
     # With C = 1 this is GHBM.
     "ghbm_1": Method(
-        "GHBM, tau = 1", {"algorithm.name": "ghbm", "algorithm.tau": 1}, "algorithm.beta", (0.3, 0.6, 0.9), RATES[1:]
+        "GHBM, tau = 1",
+        {"algorithm.name": "ghbm", "algorithm.tau": 1},
+        "algorithm.beta",
+        (0.3, 0.45, 0.6, 0.75, 0.9),
+        RATES[1:],
     ),
 }
 Point = dict[str, Any]
@@ -147,10 +156,10 @@ def tuning_many_workers(chosen: dict[str, Point]) -> list[Trial]:
     ]
 
 
-def comparison(chosen: dict[str, Point], rates: tuple[float, ...]) -> list[Trial]:
+def comparison(chosen: dict[str, Point], rates: tuple[float, ...], seeds: tuple[int, ...] = SEEDS) -> list[Trial]:
     return [
         Trial("comparison", name, shards, rate, seed, chosen[name])
-        for seed in SEEDS
+        for seed in seeds
         for rate in rates
         for shards in SHARDS
         for name, method in METHODS.items()
@@ -193,8 +202,9 @@ def stages() -> Iterator[tuple[str, list[Trial]]]:
         return
     many = best(second)
     yield "comparison, C = 0.5", comparison(many, RATES[1:2])
-    yield "ablations", ablations(few)
     yield "comparison, C = 1", comparison(many, RATES[:1])
+    yield "ablations", ablations(few)
+    yield "more seeds, C = 0.2 and 0.1", comparison(few, RATES[2:], MORE_SEEDS)
 
 
 def plan() -> None:
