@@ -148,12 +148,13 @@ def tuning() -> list[Trial]:
 
 
 def tuning_many_workers(chosen: dict[str, Point]) -> list[Trial]:
-    """The outer grid of every method again with C = 0.5, at the inner learning rate that was chosen."""
-    return [
-        Trial("tuning_many", name, "role", 0.5, TUNING_SEED, {**chosen[name], method.tuned: value})
-        for name, method in METHODS.items()
-        for value in method.values
-    ]
+    """The outer value of every method again with C = 0.5: the one that was chosen and its neighbours in the grid."""
+    trials = []
+    for name, method in METHODS.items():
+        position = method.values.index(chosen[name][method.tuned])
+        for value in method.values[max(0, position - 1) : position + 2]:
+            trials.append(Trial("tuning_many", name, "role", 0.5, TUNING_SEED, {**chosen[name], method.tuned: value}))
+    return trials
 
 
 def comparison(chosen: dict[str, Point], rates: tuple[float, ...], seeds: tuple[int, ...] = SEEDS) -> list[Trial]:
@@ -290,7 +291,7 @@ class Results:
         lines = header(["shards", "C", *(f"{titles[a]} - {titles[b]}" for a, b in pairs)])
         for shards, rate in self.settings():
             cells = [
-                difference_text(self._paired(("comparison", a), ("comparison", b), shards, rate))
+                difference_text(self.paired(("comparison", a), ("comparison", b), shards, rate))
                 if rate in METHODS[a].rates and rate in METHODS[b].rates
                 else "0"
                 for a, b in pairs
@@ -298,7 +299,8 @@ class Results:
             lines.append(table_row([NAMES[shards], f"{rate:g}", *cells]))
         return lines
 
-    def _paired(self, a: tuple[str, str], b: tuple[str, str], shards: str, rate: float) -> list[float]:
+    def paired(self, a: tuple[str, str], b: tuple[str, str], shards: str, rate: float) -> list[float]:
+        """The differences in loss between two methods, each with its stage, seed by seed."""
         first, second = (self.of(stage, method, shards, rate) for stage, method in (a, b))
         return [first[seed] - second[seed] for seed in first if seed in second]
 
@@ -329,7 +331,7 @@ class Results:
                 for rate in RATES:
                     if values := self.of(stage, name, "role", rate):
                         before = self.of("comparison", name, "role", rate)
-                        paired = self._paired((stage, name), ("comparison", name), "role", rate)
+                        paired = self.paired((stage, name), ("comparison", name), "role", rate)
                         texts = mean_text([*before.values()]), mean_text([*values.values()]), difference_text(paired)
                         lines.append(table_row([title, method.title, f"{rate:g}", *texts]))
         return lines
@@ -343,35 +345,34 @@ def table_row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def draw_finals(results: Results, path: Path) -> None:
-    """Draw the final losses: the mean and every seed."""
+def draw_differences(results: Results, path: Path) -> None:
+    """Draw the final losses less those of plain averaging with the same seed: the mean and every seed."""
     values = [
         {
             "method": METHODS[name].title,
             "shards": NAMES[shards],
             "C": f"{rate:g}",
-            "loss": loss,
-            "mean": fmean(by_seed.values()),
+            "difference": round(difference, 4),
+            "mean": round(fmean(differences), 4),
         }
         for shards, rate in results.settings()
         for name in METHODS
-        for by_seed in [results.of("comparison", name, shards, rate)]
-        for loss in by_seed.values()
+        for differences in [results.paired(("comparison", name), ("comparison", "plain"), shards, rate)]
+        for difference in differences
+        if name != "plain"
     ]
     titles = [method.title for method in METHODS.values()]
     base = alt.Chart().encode(
         x=alt.X("C:N", title="participation rate C", sort=None, axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("method:N", sort=titles),
-        color=alt.Color("method:N", title=None, scale=alt.Scale(domain=titles, range=COLOURS[: len(titles)])),
+        color=alt.Color("method:N", title=None, scale=alt.Scale(domain=titles[1:], range=COLOURS[1 : len(titles)])),
     )
-    scale = alt.Scale(zero=False)
-    seeds = base.mark_point(size=28, filled=True, opacity=0.55).encode(
-        y=alt.Y("loss:Q", title="test loss (nats per character)", scale=scale)
-    )
-    means = base.mark_tick(thickness=2.5, size=11).encode(y=alt.Y("mean:Q", scale=scale))
+    title = "test loss less that of plain averaging (nats)"
+    seeds = base.mark_point(size=28, filled=True, opacity=0.55).encode(y=alt.Y("difference:Q", title=title))
+    means = base.mark_tick(thickness=2.5, size=11).encode(y=alt.Y("mean:Q"))
     chart = (
         alt.layer(seeds, means, data=alt.InlineData(values=values))
-        .properties(width=300, height=260)
+        .properties(width=320, height=260)
         .facet(column=alt.Column("shards:N", title=None, sort=[*NAMES.values()]))
         .configure_legend(orient="top", symbolSize=80)
     )
@@ -400,7 +401,7 @@ def draw_curves(results: Results, path: Path) -> None:
             y=alt.Y("loss:Q", title="test loss (nats per character)", scale=alt.Scale(zero=False)),
             color=alt.Color("method:N", title=None, scale=alt.Scale(domain=titles, range=COLOURS[: len(titles)])),
             strokeDash=alt.StrokeDash("method:N", title=None, scale=alt.Scale(domain=titles, range=dashes)),
-            column=alt.Column("C:N", title=None, sort=None),
+            column=alt.Column("C:N", title=None, sort="descending"),
         )
         .properties(width=300, height=240)
         .configure_legend(orient="top", symbolSize=400, symbolStrokeWidth=2.5)
@@ -413,7 +414,7 @@ def report() -> None:
         rows = measured()
         RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     results = Results(json.loads(RESULTS.read_text()))
-    draw_finals(results, IMAGES / "diloco_finals.svg")
+    draw_differences(results, IMAGES / "diloco_differences.svg")
     draw_curves(results, IMAGES / "diloco_curves.svg")
     tables = {
         "tuning": results.grid("tuning"),
