@@ -147,38 +147,40 @@ def tuning() -> list[Trial]:
     ]
 
 
-def tuning_many_workers(chosen: dict[str, Point]) -> list[Trial]:
-    """The outer value of every method again with C = 0.5: the one that was chosen and its neighbours in the grid."""
-    trials = []
-    for name, method in METHODS.items():
-        position = method.values.index(chosen[name][method.tuned])
-        for value in method.values[max(0, position - 1) : position + 2]:
-            trials.append(Trial("tuning_many", name, "role", 0.5, TUNING_SEED, {**chosen[name], method.tuned: value}))
-    return trials
-
-
-def comparison(chosen: dict[str, Point], rates: tuple[float, ...], seeds: tuple[int, ...] = SEEDS) -> list[Trial]:
+def outer_tuning(chosen: dict[str, Point], rate: float) -> list[Trial]:
+    """The outer grid of every method at another participation rate, at the inner learning rate that was chosen."""
     return [
-        Trial("comparison", name, shards, rate, seed, chosen[name])
+        Trial("tuning_outer", name, "role", rate, TUNING_SEED, {**chosen[name], method.tuned: value})
+        for name, method in METHODS.items()
+        for value in method.values
+    ]
+
+
+def comparison(
+    chosen: dict[str, Point], rate: float, shards: tuple[str, ...] = ("role", "iid"), seeds: tuple[int, ...] = SEEDS
+) -> list[Trial]:
+    return [
+        Trial("comparison", name, sharding, rate, seed, chosen[name])
         for seed in seeds
-        for rate in rates
-        for shards in SHARDS
+        for sharding in shards
         for name, method in METHODS.items()
         if rate in method.rates
     ]
 
 
-def ablations(chosen: dict[str, Point]) -> list[Trial]:
+def ablations(chosen: dict[float, dict[str, Point]]) -> list[Trial]:
     keep = {"local.optimizer_state": "keep"}
     trials = [
-        Trial("keep", name, "role", 0.2, seed, chosen[name], keep)
+        Trial("keep", name, "role", 0.2, seed, chosen[0.2][name], keep)
         for name in ("plain", "nesterov", "ghbm", "fedhbm")
         for seed in SEEDS
     ]
     expected = {"algorithm.tau_i": "expected"}
     rates = (0.2, 0.1)
     return trials + [
-        Trial("expected", "fedhbm", "role", rate, seed, chosen["fedhbm"], expected) for rate in rates for seed in SEEDS
+        Trial("expected", "fedhbm", "role", rate, seed, chosen[rate]["fedhbm"], expected)
+        for rate in rates
+        for seed in SEEDS
     ]
 
 
@@ -192,20 +194,23 @@ def best(trials: list[Trial]) -> dict[str, Point]:
 
 
 def stages() -> Iterator[tuple[str, list[Trial]]]:
-    """The stages in order. A stage is known when those before it have ended."""
-    yield "tuning, C = 0.2", (first := tuning())
-    if not all(trial.ended for trial in first):
+    """The stages in order. A stage is known when those that select its settings have ended."""
+    yield "tuning, C = 0.2", (grid := tuning())
+    if not all(trial.ended for trial in grid):
         return
-    few = best(first)
-    yield "comparison, C = 0.2 and 0.1", comparison(few, RATES[2:])
-    yield "tuning, C = 0.5", (second := tuning_many_workers(few))
-    if not all(trial.ended for trial in second):
-        return
-    many = best(second)
-    yield "comparison, C = 0.5", comparison(many, RATES[1:2])
-    yield "comparison, C = 1", comparison(many, RATES[:1])
-    yield "ablations", ablations(few)
-    yield "more seeds, C = 0.2 and 0.1", comparison(few, RATES[2:], MORE_SEEDS)
+    at = {0.2: best(grid)}
+    yield "comparison, C = 0.2", comparison(at[0.2], 0.2)
+    for rate in (0.1, 0.5):
+        yield f"outer tuning, C = {rate}", (outer := outer_tuning(at[0.2], rate))
+        if not all(trial.ended for trial in outer):
+            return
+        at[rate] = best(outer)
+        yield f"comparison, C = {rate}", comparison(at[rate], rate)
+    yield "comparison, C = 1, by role", comparison(at[0.5], 1.0, ("role",))
+    yield "ablations", ablations(at)
+    yield "comparison, C = 1, IID", comparison(at[0.5], 1.0, ("iid",))
+    for rate in (0.2, 0.1):
+        yield f"more seeds, C = {rate}", comparison(at[rate], rate, seeds=MORE_SEEDS)
 
 
 def plan() -> None:
@@ -304,22 +309,18 @@ class Results:
         first, second = (self.of(stage, method, shards, rate) for stage, method in (a, b))
         return [first[seed] - second[seed] for seed in first if seed in second]
 
-    def grid(self, stage: str) -> list[str]:
-        rates = sorted({row["local.lr"] for row in self.rows if row["stage"] == stage})
-        lines = header(["method", "tuned", *(f"inner lr {rate:g}" for rate in rates)])
+    def grid(self, stage: str, column: str, title: str) -> list[str]:
+        """The validation losses of a search: a row per tuned value; a method's lowest loss per search is bold."""
+        rows = [row for row in self.rows if row["stage"] == stage]
+        columns = sorted({row[column] for row in rows})
+        lines = header(["method", "tuned", *(f"{title} {value:g}" for value in columns)])
         for name, method in METHODS.items():
-            of_method = [row for row in self.rows if row["stage"] == stage and row["method"] == name]
-            lowest = min((row["loss"] for row in of_method), default=None)
-            for value in sorted({row[method.tuned] for row in of_method}):
-                losses = {row["local.lr"]: row["loss"] for row in of_method if row[method.tuned] == value}
-                cells = [
-                    ""
-                    if rate not in losses
-                    else f"**{losses[rate]:.3f}**"
-                    if losses[rate] == lowest
-                    else f"{losses[rate]:.3f}"
-                    for rate in rates
-                ]
+            losses = {(row[method.tuned], row[column]): row["loss"] for row in rows if row["method"] == name}
+            searches = [columns] if column == "local.lr" else [[value] for value in columns]
+            lowest = {min(loss for (_, at), loss in losses.items() if at in search) for search in searches}
+            for value in method.values:
+                found = [losses[value, at] for at in columns]
+                cells = [f"**{loss:.3f}**" if loss in lowest else f"{loss:.3f}" for loss in found]
                 lines.append(table_row([method.title, f"`{method.tuned} = {value:g}`", *cells]))
         return lines
 
@@ -417,8 +418,8 @@ def report() -> None:
     draw_differences(results, IMAGES / "diloco_differences.svg")
     draw_curves(results, IMAGES / "diloco_curves.svg")
     tables = {
-        "tuning": results.grid("tuning"),
-        "tuning_many": results.grid("tuning_many"),
+        "tuning": results.grid("tuning", "local.lr", "inner lr"),
+        "outer": results.grid("tuning_outer", "C", "C ="),
         "loss": results.finals("loss", 3),
         "accuracy": results.finals("accuracy", 4),
         "differences": results.differences(),
