@@ -147,13 +147,14 @@ def tuning() -> list[Trial]:
     ]
 
 
-def outer_tuning(chosen: dict[str, Point], rate: float) -> list[Trial]:
-    """The outer grid of every method at another participation rate, at the inner learning rate that was chosen."""
-    return [
-        Trial("tuning_outer", name, "role", rate, TUNING_SEED, {**chosen[name], method.tuned: value})
-        for name, method in METHODS.items()
-        for value in method.values
-    ]
+def outer_tuning(chosen: dict[str, Point], rate: float, reach: int) -> list[Trial]:
+    """The outer values at another participation rate: the one that was chosen and `reach` on each side in the grid."""
+    trials = []
+    for name, method in METHODS.items():
+        position = method.values.index(chosen[name][method.tuned])
+        for value in method.values[max(0, position - reach) : position + reach + 1]:
+            trials.append(Trial("tuning_outer", name, "role", rate, TUNING_SEED, {**chosen[name], method.tuned: value}))
+    return trials
 
 
 def comparison(
@@ -200,13 +201,15 @@ def stages() -> Iterator[tuple[str, list[Trial]]]:
         return
     at = {0.2: best(grid)}
     yield "comparison, C = 0.2", comparison(at[0.2], 0.2)
-    for rate in (0.1, 0.5):
-        yield f"outer tuning, C = {rate}", (outer := outer_tuning(at[0.2], rate))
+    for rate, reach in (0.1, 4), (0.5, 1):  # all five values, and three
+        yield f"outer tuning, C = {rate}", (outer := outer_tuning(at[0.2], rate, reach))
         if not all(trial.ended for trial in outer):
             return
         at[rate] = best(outer)
-        yield f"comparison, C = {rate}", comparison(at[rate], rate)
-    yield "comparison, C = 1, by role", comparison(at[0.5], 1.0, ("role",))
+        yield f"comparison, C = {rate}, by role", comparison(at[rate], rate, ("role",))
+        if rate == 0.5:
+            yield "comparison, C = 1, by role", comparison(at[rate], 1.0, ("role",))
+        yield f"comparison, C = {rate}, IID", comparison(at[rate], rate, ("iid",))
     yield "ablations", ablations(at)
     yield "comparison, C = 1, IID", comparison(at[0.5], 1.0, ("iid",))
     for rate in (0.2, 0.1):
@@ -319,8 +322,9 @@ class Results:
             searches = [columns] if column == "local.lr" else [[value] for value in columns]
             lowest = {min(loss for (_, at), loss in losses.items() if at in search) for search in searches}
             for value in method.values:
-                found = [losses[value, at] for at in columns]
-                cells = [f"**{loss:.3f}**" if loss in lowest else f"{loss:.3f}" for loss in found]
+                found = [losses.get((value, at)) for at in columns]
+                texts = ["" if loss is None else f"{loss:.3f}" for loss in found]
+                cells = [f"**{text}**" if loss in lowest else text for loss, text in zip(found, texts, strict=True)]
                 lines.append(table_row([method.title, f"`{method.tuned} = {value:g}`", *cells]))
         return lines
 
