@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -30,7 +31,7 @@ from keel.runs.parallel import Job
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/diloco", ROOT / "results/diloco.json"
 PAGE, IMAGES = ROOT / "docs/diloco.md", ROOT / "docs/images"
-BATCH = 20
+BATCH = 12
 """Runs between two looks at the clock."""
 
 BASE: dict[str, Any] = {
@@ -147,14 +148,13 @@ def tuning() -> list[Trial]:
     ]
 
 
-def outer_tuning(chosen: dict[str, Point], rate: float, reach: int) -> list[Trial]:
-    """The outer values at another participation rate: the one that was chosen and `reach` on each side in the grid."""
-    trials = []
-    for name, method in METHODS.items():
-        position = method.values.index(chosen[name][method.tuned])
-        for value in method.values[max(0, position - reach) : position + reach + 1]:
-            trials.append(Trial("tuning_outer", name, "role", rate, TUNING_SEED, {**chosen[name], method.tuned: value}))
-    return trials
+def outer_tuning(chosen: dict[str, Point], rate: float) -> list[Trial]:
+    """The outer grid of every method at another participation rate, at the inner learning rate that was chosen."""
+    return [
+        Trial("tuning_outer", name, "role", rate, TUNING_SEED, {**chosen[name], method.tuned: value})
+        for name, method in METHODS.items()
+        for value in method.values
+    ]
 
 
 def comparison(
@@ -169,18 +169,19 @@ def comparison(
     ]
 
 
-def ablations(chosen: dict[float, dict[str, Point]]) -> list[Trial]:
+def ablations(many: dict[str, Point], few: dict[str, Point]) -> list[Trial]:
+    nearly_chosen = {**many["nesterov"], "server.lr": 0.3}
+    trials = [Trial("alternative", "nesterov", shards, 0.2, seed, nearly_chosen) for shards in SHARDS for seed in SEEDS]
     keep = {"local.optimizer_state": "keep"}
-    trials = [
-        Trial("keep", name, "role", 0.2, seed, chosen[0.2][name], keep)
+    trials += [
+        Trial("keep", name, "role", 0.2, seed, many[name], keep)
         for name in ("plain", "nesterov", "ghbm", "fedhbm")
         for seed in SEEDS
     ]
     expected = {"algorithm.tau_i": "expected"}
-    rates = (0.2, 0.1)
     return trials + [
-        Trial("expected", "fedhbm", "role", rate, seed, chosen[rate]["fedhbm"], expected)
-        for rate in rates
+        Trial("expected", "fedhbm", "role", rate, seed, chosen["fedhbm"], expected)
+        for rate, chosen in ((0.2, many), (0.1, few))
         for seed in SEEDS
     ]
 
@@ -199,21 +200,20 @@ def stages() -> Iterator[tuple[str, list[Trial]]]:
     yield "tuning, C = 0.2", (grid := tuning())
     if not all(trial.ended for trial in grid):
         return
-    at = {0.2: best(grid)}
-    yield "comparison, C = 0.2", comparison(at[0.2], 0.2)
-    for rate, reach in (0.1, 4), (0.5, 1):  # all five values, and three
-        yield f"outer tuning, C = {rate}", (outer := outer_tuning(at[0.2], rate, reach))
-        if not all(trial.ended for trial in outer):
-            return
-        at[rate] = best(outer)
-        yield f"comparison, C = {rate}, by role", comparison(at[rate], rate, ("role",))
-        if rate == 0.5:
-            yield "comparison, C = 1, by role", comparison(at[rate], 1.0, ("role",))
-        yield f"comparison, C = {rate}, IID", comparison(at[rate], rate, ("iid",))
-    yield "ablations", ablations(at)
-    yield "comparison, C = 1, IID", comparison(at[0.5], 1.0, ("iid",))
-    for rate in (0.2, 0.1):
-        yield f"more seeds, C = {rate}", comparison(at[rate], rate, seeds=MORE_SEEDS)
+    many = best(grid)
+    yield "comparison, C = 0.2", comparison(many, 0.2)
+    yield "outer tuning, C = 0.1", (outer := outer_tuning(many, 0.1))
+    if not all(trial.ended for trial in outer):
+        return
+    few = best(outer)
+    yield "comparison, C = 0.1", comparison(few, 0.1)
+    yield "comparison, C = 1, by role", comparison(many, 1.0, ("role",))
+    yield "ablations", ablations(many, few)
+    yield "more seeds, C = 0.1", comparison(few, 0.1, seeds=MORE_SEEDS)
+    yield "more seeds, C = 0.2", comparison(many, 0.2, seeds=MORE_SEEDS)
+    yield "comparison, C = 0.5, by role", comparison(many, 0.5, ("role",))
+    yield "comparison, C = 0.5, IID", comparison(many, 0.5, ("iid",))
+    yield "comparison, C = 1, IID", comparison(many, 1.0, ("iid",))
 
 
 def plan() -> None:
@@ -320,7 +320,9 @@ class Results:
         for name, method in METHODS.items():
             losses = {(row[method.tuned], row[column]): row["loss"] for row in rows if row["method"] == name}
             searches = [columns] if column == "local.lr" else [[value] for value in columns]
-            lowest = {min(loss for (_, at), loss in losses.items() if at in search) for search in searches}
+            lowest = {
+                min((loss for (_, at), loss in losses.items() if at in search), default=0.0) for search in searches
+            }
             for value in method.values:
                 found = [losses.get((value, at)) for at in columns]
                 texts = ["" if loss is None else f"{loss:.3f}" for loss in found]
@@ -329,16 +331,20 @@ class Results:
         return lines
 
     def ablations(self) -> list[str]:
-        lines = header(["change", "method", "C", "loss as compared above", "loss with the change", "difference"])
-        changes = {"keep": "AdamW's state is kept between rounds", "expected": '`tau_i = "expected"`'}
-        for stage, title in changes.items():
-            for name, method in METHODS.items():
-                for rate in RATES:
-                    if values := self.of(stage, name, "role", rate):
-                        before = self.of("comparison", name, "role", rate)
-                        paired = self.paired((stage, name), ("comparison", name), "role", rate)
-                        texts = mean_text([*before.values()]), mean_text([*values.values()]), difference_text(paired)
-                        lines.append(table_row([title, method.title, f"{rate:g}", *texts]))
+        lines = header(["change", "method", "shards", "C", "loss without it", "loss with it", "difference"])
+        changes = {
+            "keep": "AdamW's state is kept",
+            "expected": '`tau_i = "expected"`',
+            "alternative": "`server.lr = 0.3`",
+        }
+        cases = product(changes.items(), METHODS.items(), SHARDS, RATES)
+        for (stage, change), (name, method), shards, rate in cases:
+            if values := self.of(stage, name, shards, rate):
+                known = self.of("comparison", name, shards, rate)
+                before = [known[seed] for seed in values if seed in known]
+                paired = self.paired((stage, name), ("comparison", name), shards, rate)
+                texts = mean_text(before), mean_text([*values.values()]), difference_text(paired)
+                lines.append(table_row([change, method.title, NAMES[shards], f"{rate:g}", *texts]))
         return lines
 
 
