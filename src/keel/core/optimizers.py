@@ -46,6 +46,10 @@ class LocalOptimizer(Protocol):
     def elementwise(self) -> bool:
         """Whether each weight's step depends on its own gradients alone."""
 
+    @property
+    def vectors(self) -> int:
+        """How many vectors of the model's size its state has during a round, for the resource estimate."""
+
     def init_client(self, theta: Tensor) -> ClientState:
         """The optimiser state of a client before its first round; {} if it is reset in every round."""
 
@@ -64,6 +68,7 @@ class PlainSGD:
     weight_decay: float = 0.0
     decayed: Tensor | None = None
     elementwise = True
+    vectors = 0
 
     def init_client(self, theta: Tensor) -> ClientState:
         return {}
@@ -119,11 +124,16 @@ class TorchOptimizer:
             raise
         except Exception as error:  # whatever the user's class raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise KeelError(f"local.optimizer: {self.name} fails: {reason}") from None
+            settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+            raise KeelError(f"local.optimizer: {self.name}({settings}) fails: {reason}") from None
         if self.keep and not self.elementwise:
             raise KeelError(
                 f"local.optimizer_state = 'keep' requires an elementwise optimiser (got {self.name}); use 'reset'"
             )
+
+    @cached_property
+    def vectors(self) -> int:
+        return sum(example is None for _, example in self._template) if self.elementwise else 2
 
     @property
     def fingerprint(self) -> str:
