@@ -1,0 +1,82 @@
+"""AdamW on the clients, with a second moment that the server carries from round to round.
+
+J. Liu, F. Shang, H. Liu, Y. Tian, Y. Liu, J. Liu, K. Zhu, Z. Lin. FedAdamW: A Communication-Efficient Optimizer with
+Convergence and Generalization Guarantees for Federated Large Models. AAAI 2026.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
+from keel.algorithms.types import (
+    BelowOne,
+    ClientContext,
+    Context,
+    Direction,
+    Gradient,
+    Message,
+    NonNegative,
+    Path,
+    Positive,
+    Report,
+    State,
+)
+
+
+@hyperparameters
+class FedAdamW(Algorithm):
+    """Local AdamW whose second moment starts from the clients' mean, one number per block, and a global direction.
+
+    client:  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  c <- beta2 c + (1 - beta2)
+             u = m^ / (sqrt(v^) + epsilon) + alpha G / J;  m^ = m / (1 - beta1^k) in step k,  v^ = v / c
+             from m = 0, v = vbar in each block, c = cbar
+    server:  theta <- theta - eta mean(D_i);  G <- mean(D_i) / l
+             vbar <- mean of the means of v_i over each block;  cbar <- mean(c_i)
+
+    A block is a parameter tensor. c is the weight of all gradients in v; with equal steps it is 1 - beta2^t, t the
+    steps of all rounds, which is the paper's bias correction. Decoupled weight decay is `local.weight_decay`.
+    """
+
+    name = "fedadamw"
+    title = "FedAdamW"
+    paper = "Liu et al., AAAI 2026"
+    mean_suffices = True
+    own_optimizer = True
+
+    alpha: NonNegative = 0.5
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    epsilon: Positive = 1e-8
+
+    def init_server(self, theta: Tensor) -> State:
+        zero = theta.new_zeros(1)
+        return {"theta": theta, "G": torch.zeros_like(theta), "v": zero, "c": zero}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {**server, "v": server["v"].expand(len(ctx.sizes)).contiguous()}
+
+    def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
+        theta = received["theta"]
+        v = torch.cat([mean.expand(size) for mean, size in zip(received["v"].split(1), ctx.sizes, strict=True)])
+        return {"m": torch.zeros_like(theta), "b": theta.new_zeros(1), "v": v, "c": received["c"]}
+
+    def direction(
+        self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext
+    ) -> Direction:
+        g, one = gradient(w), torch.ones_like(state["c"])
+        averages = {"m": (self.beta1, g), "b": (self.beta1, one), "v": (self.beta2, g * g), "c": (self.beta2, one)}
+        new = {name: beta * state[name] + (1 - beta) * value for name, (beta, value) in averages.items()}
+        step = (new["m"] / new["b"]) / ((new["v"] / new["c"]).sqrt() + self.epsilon)
+        return step + self.alpha * received["G"] / ctx.steps, new
+
+    def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
+        blocks = torch.split(path.step_state["v"], list(ctx.sizes), dim=-1)
+        v = torch.cat([block.mean(dim=-1, keepdim=True) for block in blocks], dim=-1)
+        return {"delta": path.start - path.end, "v": v, "c": path.step_state["c"]}, state
+
+    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
+        mean = weighted_mean(reports)
+        theta = server["theta"] - ctx.server_lr * mean["delta"]
+        return {"theta": theta, "G": mean["delta"] / ctx.lr, "v": mean["v"], "c": mean["c"]}
