@@ -3,13 +3,14 @@
 from tests.algorithms.naive import Layers, Problem, average, grad, zeros
 
 
-def fedspeed(problem: Problem, lambda_: float, alpha: float, rho: float) -> Layers:
+def fedspeed(problem: Problem, lambda_: float, alpha: float, rho: float, corrections: str = "cohort") -> Layers:
     theta = problem.theta0
-    corrections: dict[int, Layers] = {}
+    shares = {client.number: problem.share(client) for cohort in problem.rounds for client in cohort}
+    corrections_of: dict[int, Layers] = {}
     for cohort in problem.rounds:
         sent = []
         for client in cohort:
-            g_i = corrections.get(client.number, zeros(theta))
+            g_i = corrections_of.get(client.number, zeros(theta))
             w = [layer.clone() for layer in theta]
             for batch in client.batches:
                 g1 = grad(w, batch)
@@ -20,8 +21,11 @@ def fedspeed(problem: Problem, lambda_: float, alpha: float, rho: float) -> Laye
                     for wk, uk, tk in zip(w, u, theta, strict=True)
                 ]
             g_i = [gk - (wk - tk) / lambda_ for gk, wk, tk in zip(g_i, w, theta, strict=True)]
-            corrections[client.number] = g_i
-            sent.append([wk - lambda_ * gk for wk, gk in zip(w, g_i, strict=True)])
+            corrections_of[client.number] = g_i
+            sent.append([wk - lambda_ * gk for wk, gk in zip(w, g_i, strict=True)] if corrections == "cohort" else w)
         mean = average(cohort, sent)
+        if corrections == "all":
+            for number, g_i in corrections_of.items():
+                mean = [mk - lambda_ * shares[number] * gk for mk, gk in zip(mean, g_i, strict=True)]
         theta = [tk + problem.server_lr * (mk - tk) for tk, mk in zip(theta, mean, strict=True)]
     return theta

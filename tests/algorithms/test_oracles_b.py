@@ -21,6 +21,7 @@ from tests.conftest import uneven_loop
 CASES: list[tuple[dict[str, Any], Callable[[Problem], Layers]]] = [
     ({"name": "fedlesam", "rho": 0.5}, lambda p: fedlesam(p, 0.5)),
     ({"name": "fedspeed", "lambda_": 20.0, "alpha": 0.6, "rho": 0.3}, lambda p: fedspeed(p, 20.0, 0.6, 0.3)),
+    ({"name": "fedspeed", "corrections": "all"}, lambda p: fedspeed(p, 10.0, 1.0, 0.1, "all")),
     ({"name": "delta_sgd"}, lambda p: delta_sgd(p, 2.0, 0.1)),
     ({"name": "delta_sgd", "gamma": 0.5, "delta": 1.0}, lambda p: delta_sgd(p, 0.5, 1.0)),
     ({"name": "fedadamw", "epsilon": 0.01}, lambda p: fedadamw(p, 0.5, 0.9, 0.999, 0.01)),
@@ -58,9 +59,18 @@ def test_fedlesam_without_a_perturbation_is_fedavg() -> None:
     torch.testing.assert_close(trained({"name": "fedlesam", "rho": 0.0}), trained({"name": "fedavg"}))
 
 
-@pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"rho": 0.0}], ids=str)
-def test_fedspeed_without_a_perturbation_is_feddyn_under_full_participation(settings: dict[str, float]) -> None:
-    tables = {"participation": {"rate": 1.0}, "local": {"lr": 0.05}}
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ({"alpha": 0.0}, 1.0),
+        ({"rho": 0.0}, 1.0),
+        ({"rho": 0.0, "corrections": "all"}, 1.0),
+        ({"alpha": 0.0, "corrections": "all"}, 0.5),
+    ],
+    ids=str,
+)
+def test_fedspeed_without_a_perturbation_is_feddyn(settings: dict[str, Any], rate: float) -> None:
+    tables = {"participation": {"rate": rate}, "local": {"lr": 0.05}}
     speed = trained({"name": "fedspeed", "lambda_": 5.0, **settings}, **tables)
     torch.testing.assert_close(speed, trained({"name": "feddyn", "alpha": 0.2}, **tables), rtol=1e-4, atol=1e-5)
 

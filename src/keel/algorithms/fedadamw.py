@@ -59,7 +59,7 @@ class FedAdamW(Algorithm):
 
     def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
         theta = received["theta"]
-        v = torch.cat([mean.expand(size) for mean, size in zip(received["v"].split(1), ctx.sizes, strict=True)])
+        v = torch.cat([mean.expand(size) for mean, size in zip(torch.split(received["v"], 1), ctx.sizes, strict=True)])
         return {"m": torch.zeros_like(theta), "b": theta.new_zeros(1), "v": v, "c": received["c"]}
 
     def direction(
@@ -79,4 +79,6 @@ class FedAdamW(Algorithm):
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         mean = weighted_mean(reports)
         theta = server["theta"] - ctx.server_lr * mean["delta"]
-        return {"theta": theta, "G": mean["delta"] / ctx.lr, "v": mean["v"], "c": mean["c"]}
+        # not below 0, whatever a site sends: clients take the root of v / c
+        v, c = mean["v"].clamp_min(0), mean["c"].clamp_min(0)
+        return {"theta": theta, "G": mean["delta"] / ctx.lr, "v": v, "c": c}
