@@ -1,15 +1,18 @@
 """FedLESAM, FedSpeed, Delta-SGD and FedAdamW against reference implementations of their rules, and special cases."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import keel
 from keel import KeelError, make_spec
 from keel.algorithms import make_algorithm
-from keel.algorithms.base import ClientContext, Path
+from keel.algorithms.base import ClientContext
+from keel.algorithms.base import Path as LocalPath
 from tests.algorithms.naive import Layers, Problem
 from tests.algorithms.naive_delta_sgd import delta_sgd
 from tests.algorithms.naive_fedadamw import fedadamw
@@ -100,7 +103,7 @@ def test_fedlesam_by_hand() -> None:
     theta = torch.tensor([3.0, 4.0, 0.0])
     state = algorithm.init_client(torch.tensor([9.0, 9.0, 9.0]))
     assert algorithm.init_steps({"theta": theta}, state, context())["delta"].tolist() == [0, 0, 0]  # its first round
-    _, state = algorithm.report(Path(theta, theta - 1), {"theta": theta}, state, context())
+    _, state = algorithm.report(LocalPath(theta, theta - 1), {"theta": theta}, state, context())
     delta = algorithm.init_steps({"theta": torch.zeros(3)}, state, context(t=2))["delta"]
     torch.testing.assert_close(delta, torch.tensor([6.0, 8.0, 0.0]))  # uphill: away from where the model moved
     assert algorithm.init_steps({"theta": theta}, state, context(t=3))["delta"].tolist() == [0, 0, 0]
@@ -111,7 +114,7 @@ def test_fedspeed_by_hand() -> None:
     state, received = {"g": torch.tensor([1.0])}, {"theta": torch.tensor([4.0])}
     u = algorithm.direction(torch.tensor([6.0]), lambda point: 2 * point, received, state, context())
     assert u.item() == 0.75 * 12 + 0.25 * 2 * (6 + 0.5 * 12) - 1 + (6 - 4) / 2  # type: ignore[union-attr]
-    path = Path(torch.tensor([4.0]), torch.tensor([1.0]))
+    path = LocalPath(torch.tensor([4.0]), torch.tensor([1.0]))
     message, state = algorithm.report(path, received, state, context())
     assert state["g"].item() == 1 - (1 - 4) / 2
     assert 4 - message["delta"].item() == 1 - 2 * state["g"].item()
@@ -148,7 +151,7 @@ def test_fedadamw_sends_a_mean_per_block_and_starts_from_it() -> None:
     steps = algorithm.init_steps(received, {}, context())
     u, steps = algorithm.direction(theta, lambda w: torch.tensor([1.0, 3.0, -2.0]), received, steps, context())
     torch.testing.assert_close(u, torch.tensor([1.0, 1.0, -1.0]))  # Adam's first step is a sign
-    message, _ = algorithm.report(Path(theta, theta - 1, step_state=steps), received, {}, context())
+    message, _ = algorithm.report(LocalPath(theta, theta - 1, step_state=steps), received, {}, context())
     torch.testing.assert_close(message["v"], torch.tensor([0.5 * (1 + 9) / 2, 0.5 * 4]))
     assert message["c"].item() == 0.5
     server = {**server, "v": message["v"], "c": message["c"], "G": torch.full((3,), 8.0)}
@@ -171,3 +174,9 @@ def test_an_algorithm_that_is_an_optimiser_refuses_another_one(name: str, local:
         make_spec({"algorithm": {"name": name}, "local": local})
     rule = f"local.optimizer must be 'sgd' without momentum for {name}, whose rule is an optimiser itself"
     assert str(caught.value) == f"{rule} (got {got})"
+
+
+def test_an_algorithm_that_is_an_optimiser_refuses_one_that_is_passed(tmp_path: Path) -> None:
+    with pytest.raises(KeelError, match=r"local.optimizer must be 'sgd' .* for fedadamw, .* \(got 'custom'\)"):
+        keel.run({"algorithm": {"name": "fedadamw"}}, optimizer=torch.optim.Adam, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

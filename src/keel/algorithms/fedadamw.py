@@ -29,14 +29,15 @@ from keel.algorithms.types import (
 class FedAdamW(Algorithm):
     """Local AdamW whose second moment starts from the clients' mean, one number per block, and a global direction.
 
-    client:  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  c <- beta2 c + (1 - beta2)
-             u = m^ / (sqrt(v^) + epsilon) + alpha G / J;  m^ = m / (1 - beta1^k) in step k,  v^ = v / c
-             from m = 0, v = vbar in each block, c = cbar
+    client:  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  b, c: the same with 1 for g and g^2
+             u = (m / b) / (sqrt(v / c) + epsilon) + alpha G / J
+             from m = b = 0, v = vbar in each block, c = cbar
     server:  theta <- theta - eta mean(D_i);  G <- mean(D_i) / l
              vbar <- mean of the means of v_i over each block;  cbar <- mean(c_i)
 
-    A block is a parameter tensor. c is the weight of all gradients in v; with equal steps it is 1 - beta2^t, t the
-    steps of all rounds, which is the paper's bias correction. Decoupled weight decay is `local.weight_decay`.
+    A block is a parameter tensor. b and c are the weights of all gradients in m and v, which are the paper's bias
+    corrections: b = 1 - beta1^k in step k of a round and, with equal steps, c = 1 - beta2^t, t the steps of all rounds.
+    G / J is the paper's Delta_G. Decoupled weight decay is `local.weight_decay`.
     """
 
     name = "fedadamw"
