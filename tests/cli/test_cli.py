@@ -165,8 +165,8 @@ def test_algorithms_as_json(keel: Keel) -> None:
     costs = {
         0.0: ["centralized"],
         1.0: ["fedavg", "fedprox", "feddyn", "adabest", "fedavgm", "fedacg", "localghbm", "fedhbm",
-              "fedadam", "fedyogi", "fedadagrad"],
-        1.5: ["ghbm", "ghbm_theory", "fedcm", "fedadc"],
+              "fedadam", "fedyogi", "fedadagrad", "fedlesam", "fedspeed", "delta_sgd"],
+        1.5: ["ghbm", "ghbm_theory", "fedcm", "fedadc", "fedadamw"],
         2.0: ["scaffold", "mimelitemom", "mime"],
         2.5: ["scaffold_m", "mimemom"],
     }  # fmt: skip
@@ -174,7 +174,9 @@ def test_algorithms_as_json(keel: Keel) -> None:
         name: cost for cost, names in costs.items() for name in names
     }
     stateful = {name for name, row in rows.items() if row["stateful"]}
-    assert stateful == {"adabest", "centralized", "feddyn", "fedhbm", "localghbm", "scaffold", "scaffold_m"}
+    assert stateful == {
+        "adabest", "feddyn", "fedhbm", "fedlesam", "fedspeed", "localghbm", "scaffold", "scaffold_m",
+    }  # fmt: skip
     needs_more_than_the_mean = {name for name, row in rows.items() if not row["mean_suffices"]}
     assert needs_more_than_the_mean == {"centralized", "fedcm", "ghbm_theory", "scaffold_m"}
 

@@ -71,9 +71,10 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """The properties that `keel algorithms` lists. The traffic is that of real messages, in units of the model."""
     import torch
 
-    algorithm, size = cls(), 1000
+    algorithm, size = cls(), 1_000_000
     down, up = messages_of(algorithm, torch.zeros(size))
-    units = [sum(t.numel() for message in direction for t in message.values()) / size for direction in (down, up)]
+    elements = [sum(t.numel() for message in direction for t in message.values()) for direction in (down, up)]
+    units = [round(count / size, 3) for count in elements]  # a few numbers are nothing beside a model
     sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
         sent = {"down": 0.0, "up": 0.0}

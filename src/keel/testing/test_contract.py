@@ -32,7 +32,7 @@ from keel.core.training_state import TrainingState
 from keel.engines.cohort import Cohort
 from keel.errors import KeelError
 from keel.runs.checkpoint import load_checkpoint, save_checkpoint
-from keel.testing.tasks import records_of, uneven_loop
+from keel.testing.tasks import records_of, small_network, uneven_loop
 
 ROUNDS = 12
 SMALL = 16
@@ -220,7 +220,8 @@ def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, 
 
 def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": 5})
-    down, up = (0 if cls.pooled else sum(map(size_in_bytes, messages)) for messages in messages_of(cls(), loop.initial))
+    messages = messages_of(cls(), loop.initial, loop.participation.sizes)
+    down, up = (0 if cls.pooled else sum(map(size_in_bytes, sent)) for sent in messages)
     for record in records_of(loop):
         assert record["bytes_down"] == down * len(record["cohort"])
         assert record["bytes_up"] == up * len(record["cohort"])
@@ -229,7 +230,8 @@ def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
 def test_tensors_are_float32_like_the_model_or_small(cls: type[Algorithm]) -> None:
     state = reference(cls)
     theta = state.server["theta"]
-    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=(theta.numel(),))
+    sizes = tuple(parameter.numel() for parameter in small_network().parameters())
+    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=sizes)
     received = received_by_a_client(cls(), state.server, ctx)
     client_state = next(iter(state.clients.values()), {})
     step_state = cls().init_steps(received, client_state, ctx)
