@@ -71,7 +71,7 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """The properties that `keel algorithms` lists. The traffic is that of real messages, in units of the model."""
     import torch
 
-    algorithm, size = cls(), 1000
+    algorithm, size = cls(), 1_000_000  # so large that single numbers in a message hardly count
     down, up = messages_of(algorithm, torch.zeros(size))
     units = [sum(t.numel() for message in direction for t in message.values()) / size for direction in (down, up)]
     sent = dict(zip(("down", "up"), units, strict=True))

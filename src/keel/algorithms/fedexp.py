@@ -20,7 +20,7 @@ class FedExP(Algorithm):
     server:  eta_g = max(1, mean(|D_i|^2) / (2 (|D|^2 + epsilon))),  D = mean(D_i)
              x <- x - eta eta_g D;  theta is the mean of the last two x
 
-    Training continues from x, which oscillates; theta is the model that is evaluated and exported. eta is 1 in the paper.
+    Training continues from x, which oscillates; theta is evaluated and exported. The paper has eta = 1.
     """
 
     name = "fedexp"
