@@ -109,9 +109,10 @@ def test_the_algorithm_equals_its_reference(algorithm: dict[str, Any], reference
 
 
 def test_every_algorithm_has_a_reference() -> None:
-    from tests.algorithms.test_oracles_b import CASES as CASES_B  # it imports this module
+    from tests.algorithms import test_oracles_a, test_oracles_b  # which import this module
 
-    assert {case["name"] for case, _ in [*CASES, *CASES_B]} == set(REGISTRY)
+    cases = [*CASES, *test_oracles_a.CASES, *test_oracles_b.CASES]
+    assert {case["name"] for case, _ in cases} == set(REGISTRY)
 
 
 @pytest.mark.parametrize(
