@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keel.core.client import LocalTraining
+from keel.config.defaults import make_spec
 from keel.core.loop import Loop
 from keel.core.optimizers import PlainSGD, TorchOptimizer, is_elementwise
 from keel.core.randomness import keyed_rng
@@ -36,10 +36,6 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
 }
 LR, DECAY, ROUNDS = 0.02, 0.1, 4
-
-
-def local_training(loop: Loop) -> LocalTraining:
-    return loop.local
 
 
 def trained(local: dict[str, Any], engine: str = "serial", **tables: Any) -> tuple[Loop, TrainingState]:
@@ -188,7 +184,7 @@ def test_elementwise_optimizers_are_recognised() -> None:
         ({"optimizer": "torch.optim:LBFGS", "weight_decay": 0.0}, r"closure"),
         ({"optimizer": "adam", "betas": [1.5, 0.9]}, r"Invalid beta parameter"),
         ({"optimizer": "adam", "eps": "small"}, r"local.eps must be a number"),
-        ({"optimizer": "builtins:int"}, r"local.optimizer: int fails"),
+        ({"optimizer": "builtins:int"}, r"local.optimizer: int\(\) fails"),
         ({"momentun": 0.9}, r"unknown local field 'momentun'; did you mean 'momentum'"),
     ],
 )
@@ -212,6 +208,17 @@ def test_an_optimizer_without_weight_decay_refuses_it() -> None:
     TorchOptimizer(Plain, shapes, [True]).check()
     with pytest.raises(KeelError, match=r"local.weight_decay must be 0 for Plain"):
         TorchOptimizer(Plain, shapes, [True], weight_decay=0.1).check()
+
+
+def test_settings_of_the_default_optimizer_do_not_apply_to_another_one() -> None:
+    table = {"algorithm": {"name": "centralized"}}
+    assert make_spec(table).local.settings == {"momentum": 0.9}
+    assert make_spec({**table, "local": {"optimizer": "adamw", "eps": 0.1}}).local.settings == {"eps": 0.1}
+
+
+def test_the_former_momentum_of_centralized_is_that_of_the_optimizer() -> None:
+    spec = make_spec({"algorithm": {"name": "centralized", "momentum": 0.5}})
+    assert (spec.local.settings, spec.local.optimizer_state) == ({"momentum": 0.5}, "keep")
 
 
 def test_plain_sgd_by_hand() -> None:

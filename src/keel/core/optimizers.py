@@ -46,6 +46,10 @@ class LocalOptimizer(Protocol):
     def elementwise(self) -> bool:
         """Whether each weight's step depends on its own gradients alone."""
 
+    @property
+    def vectors(self) -> int:
+        """How many vectors of the model's size its state has during a round, for the resource estimate."""
+
     def init_client(self, theta: Tensor) -> ClientState:
         """The optimiser state of a client before its first round; {} if it is reset in every round."""
 
@@ -64,6 +68,7 @@ class PlainSGD:
     weight_decay: float = 0.0
     decayed: Tensor | None = None
     elementwise = True
+    vectors = 0
 
     def init_client(self, theta: Tensor) -> ClientState:
         return {}
@@ -102,7 +107,8 @@ class TorchOptimizer:
 
     @property
     def name(self) -> str:
-        return getattr(self.make, "__name__", type(self.make).__name__)
+        make = getattr(self.make, "func", self.make)  # of a functools.partial
+        return getattr(make, "__name__", type(make).__name__)
 
     @cached_property
     def elementwise(self) -> bool:
@@ -118,11 +124,21 @@ class TorchOptimizer:
             raise
         except Exception as error:  # whatever the user's class raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise KeelError(f"local.optimizer: {self.name} fails: {reason}") from None
+            settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+            raise KeelError(f"local.optimizer: {self.name}({settings}) fails: {reason}") from None
         if self.keep and not self.elementwise:
             raise KeelError(
                 f"local.optimizer_state = 'keep' requires an elementwise optimiser (got {self.name}); use 'reset'"
             )
+
+    @cached_property
+    def vectors(self) -> int:
+        return sum(example is None for _, example in self._template) if self.elementwise else 2
+
+    @property
+    def fingerprint(self) -> str:
+        """The name and the result of a few steps, rounded, by which another optimiser or setting is recognised."""
+        return f"{self.name} {_weights_after_steps(self.made, lambda vector: [vector]).norm():.3g}"
 
     def init_client(self, theta: Tensor) -> ClientState:
         if not self.keep:
@@ -286,23 +302,27 @@ def _accepts(make: MakeOptimizer, name: str) -> bool:
 
 def is_elementwise(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> bool:
     """Return whether an optimiser gives the same steps on one vector, on its parts, and on rows of a matrix."""
-
-    def weights_after_steps(split: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        weights = torch.linspace(-1, 1, 12)
-        parts = [*split(weights)]
-        optimizer = make(parts)
-        for number in range(3):
-            gradients = torch.cos(torch.arange(12.0) + number) * torch.logspace(-2, 1, 12)
-            for part, gradient in zip(parts, split(gradients), strict=True):
-                part.grad = gradient
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01
-            optimizer.step()
-        return weights
-
     try:
-        whole = weights_after_steps(lambda vector: [vector])
-        others = [weights_after_steps(split) for split in (lambda v: torch.split(v, [5, 7]), lambda v: [v.view(2, 6)])]
+        whole = _weights_after_steps(make, lambda vector: [vector])
+        parts = _weights_after_steps(make, lambda vector: torch.split(vector, [5, 7]))
+        rows = _weights_after_steps(make, lambda vector: [vector.view(2, 6)])
     except Exception:  # it needs tensors of another kind, such as matrices; `check` tries it on the model's own
         return False
-    return all(torch.allclose(whole, other, rtol=1e-5, atol=1e-7) for other in others)
+    return all(torch.allclose(whole, other, rtol=1e-5, atol=1e-7) for other in (parts, rows))
+
+
+def _weights_after_steps(
+    make: Callable[[list[Tensor]], torch.optim.Optimizer], split: Callable[[Tensor], Sequence[Tensor]]
+) -> Tensor:
+    """Return twelve weights after three steps, in which gradients differ by orders of magnitude."""
+    weights = torch.linspace(-1, 1, 12)
+    parts = [*split(weights)]
+    optimizer = make(parts)
+    for number in range(3):
+        gradients = torch.cos(torch.arange(12.0) + number) * torch.logspace(-2, 1, 12)
+        for part, gradient in zip(parts, split(gradients), strict=True):
+            part.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+    return weights
