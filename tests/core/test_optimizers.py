@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from keel.config.defaults import make_spec
 from keel.core.loop import Loop
-from keel.core.optimizers import PlainSGD, TorchOptimizer, is_elementwise
+from keel.core.optimizer_trial import is_elementwise
+from keel.core.optimizers import PlainSGD, TorchOptimizer
 from keel.core.randomness import keyed_rng
 from keel.core.training_state import TrainingState
 from keel.errors import KeelError

@@ -9,7 +9,7 @@ from keel.api.batch import check_workers, ended_by_ctrl_c, plain_values, shared_
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
-from keel.core.optimizers import MakeOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.errors import KeelError
 from keel.report.comparison import Comparison
 from keel.report.comparison import compare as compare_runs

@@ -10,7 +10,7 @@ from keel.config.overrides import flatten, merge, read_spec
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
-from keel.core.optimizers import MakeOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.report.sweep import BestPoint, Sweep
 from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource

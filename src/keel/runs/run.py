@@ -14,7 +14,7 @@ from keel.config.schema import CUSTOM, Spec, algorithm_table, partition_label, r
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer, as_observer
-from keel.core.optimizers import MakeOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.core.sampling import Sampler
 from keel.data.statistics import client_statistics
 from keel.errors import KeelError
