@@ -31,7 +31,9 @@ ROUNDS = 20
 
 
 @pytest.mark.parametrize("engine", ["serial", "cohort"])
-@pytest.mark.parametrize(("algorithm", "local", "reference"), CASES, ids=lambda case: str(case) if case else "")
+@pytest.mark.parametrize(
+    ("algorithm", "local", "reference"), CASES, ids=lambda case: str(case) if isinstance(case, dict) else ""
+)
 def test_the_algorithm_equals_its_reference(
     algorithm: dict[str, Any], local: dict[str, Any], reference: Callable[[Problem], Models], engine: str
 ) -> None:

@@ -164,8 +164,9 @@ def test_algorithms_as_json(keel: Keel) -> None:
         assert row.keys() == {"name", "title", "paper", "stateful", "mean_suffices", "down", "up", "relative_cost"}
     costs = {
         0.0: ["centralized"],
+        0.86: ["fedper"],
         1.0: ["fedavg", "fedprox", "feddyn", "adabest", "fedavgm", "fedacg", "localghbm", "fedhbm",
-              "fedadam", "fedyogi", "fedadagrad"],
+              "fedadam", "fedyogi", "fedadagrad", "diloco", "ditto"],
         1.5: ["ghbm", "ghbm_theory", "fedcm", "fedadc"],
         2.0: ["scaffold", "mimelitemom", "mime"],
         2.5: ["scaffold_m", "mimemom"],
@@ -174,7 +175,7 @@ def test_algorithms_as_json(keel: Keel) -> None:
         name: cost for cost, names in costs.items() for name in names
     }
     stateful = {name for name, row in rows.items() if row["stateful"]}
-    assert stateful == {"adabest", "centralized", "feddyn", "fedhbm", "localghbm", "scaffold", "scaffold_m"}
+    assert stateful == {"adabest", "ditto", "feddyn", "fedhbm", "fedper", "localghbm", "scaffold", "scaffold_m"}
     needs_more_than_the_mean = {name for name, row in rows.items() if not row["mean_suffices"]}
     assert needs_more_than_the_mean == {"centralized", "fedcm", "ghbm_theory", "scaffold_m"}
 
