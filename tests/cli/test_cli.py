@@ -164,8 +164,10 @@ def test_algorithms_as_json(keel: Keel) -> None:
         assert row.keys() == {"name", "title", "paper", "stateful", "mean_suffices", "down", "up", "relative_cost"}
     costs = {
         0.0: ["centralized"],
+        0.86: ["fedper"],
         1.0: ["fedavg", "fedprox", "feddyn", "adabest", "fedavgm", "fedacg", "localghbm", "fedhbm",
-              "fedadam", "fedyogi", "fedadagrad", "fedlesam", "fedspeed", "delta_sgd", "fednova", "fedexp", "fedsam"],
+              "fedadam", "fedyogi", "fedadagrad", "fedlesam", "fedspeed", "delta_sgd", "fednova", "fedexp", "fedsam",
+              "diloco", "ditto"],
         1.5: ["ghbm", "ghbm_theory", "fedcm", "fedadc", "fedadamw", "mofedsam"],
         2.0: ["scaffold", "mimelitemom", "mime"],
         2.5: ["scaffold_m", "mimemom"],
@@ -175,7 +177,7 @@ def test_algorithms_as_json(keel: Keel) -> None:
     }
     stateful = {name for name, row in rows.items() if row["stateful"]}
     assert stateful == {
-        "adabest", "feddyn", "fedhbm", "fedlesam", "fedspeed", "localghbm", "scaffold", "scaffold_m",
+        "adabest", "ditto", "feddyn", "fedhbm", "fedlesam", "fedper", "fedspeed", "localghbm", "scaffold", "scaffold_m",
     }  # fmt: skip
     needs_more_than_the_mean = {name for name, row in rows.items() if not row["mean_suffices"]}
     assert needs_more_than_the_mean == {"centralized", "fedcm", "ghbm_theory", "mofedsam", "scaffold_m"}
