@@ -69,6 +69,8 @@ class Algorithm:
     mean_suffices: ClassVar[bool] = False
     """Whether the server needs only the weighted mean of the reports, so that secure aggregation can hide each of
     them. It does not suffice where a client's number of steps enters the mean."""
+    own_optimizer: ClassVar[bool] = False
+    """Whether the direction is already an optimiser's step, so that the local optimiser has to be plain SGD."""
 
     @property
     def observes(self) -> frozenset[Observation]:
@@ -120,7 +122,7 @@ class Algorithm:
             state: The client state and, by their names in it, the tensors of the step state.
 
         Returns:
-            u; an algorithm with a step state returns (u, new step state).
+            u; an algorithm whose step state changes returns (u, new step state).
         """
         return gradient(w)
 

@@ -32,7 +32,7 @@ from keel.core.training_state import TrainingState
 from keel.engines.cohort import Cohort
 from keel.errors import KeelError
 from keel.runs.checkpoint import load_checkpoint, save_checkpoint
-from keel.testing.tasks import records_of, uneven_loop
+from keel.testing.tasks import records_of, small_network, uneven_loop
 
 ROUNDS = 12
 SMALL = 16
@@ -230,7 +230,7 @@ def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, 
 def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": 5})
     messages = messages_of(cls(), loop.initial, loop.participation.sizes)
-    down, up = (0 if cls.pooled else sum(map(size_in_bytes, direction)) for direction in messages)
+    down, up = (0 if cls.pooled else sum(map(size_in_bytes, sent)) for sent in messages)
     for record in records_of(loop):
         assert record["bytes_down"] == down * len(record["cohort"])
         assert record["bytes_up"] == up * len(record["cohort"])
@@ -239,7 +239,8 @@ def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
 def test_tensors_are_float32_like_the_model_or_small(cls: type[Algorithm]) -> None:
     """Messages may have a part of the model; the local model and a client's own model have all of it."""
     state = reference(cls)
-    theta, sizes = state.server["theta"], uneven_loop({"algorithm": cls()}).participation.sizes
+    theta = state.server["theta"]
+    sizes = tuple(parameter.numel() for parameter in small_network().parameters())
     ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=sizes)
     received = received_by_a_client(cls(), state.server, ctx)
     client_state = next(iter(state.clients.values()), {})
