@@ -75,9 +75,9 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     import torch
 
     algorithm, size = cls(), sum(DESCRIBED)
-    sent_and_received = messages_of(algorithm, torch.zeros(size), DESCRIBED)
-    elements = [sum(t.numel() for message in direction for t in message.values()) for direction in sent_and_received]
-    units = [round(count / size, 2) for count in elements]
+    down, up = messages_of(algorithm, torch.zeros(size), DESCRIBED)
+    elements = [sum(t.numel() for message in direction for t in message.values()) for direction in (down, up)]
+    units = [round(count / size, 2) for count in elements]  # a few numbers are nothing beside a model
     sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
         sent = {"down": 0.0, "up": 0.0}

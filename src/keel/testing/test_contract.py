@@ -230,7 +230,7 @@ def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, 
 def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": 5})
     messages = messages_of(cls(), loop.initial, loop.participation.sizes)
-    down, up = (0 if cls.pooled else sum(map(size_in_bytes, direction)) for direction in messages)
+    down, up = (0 if cls.pooled else sum(map(size_in_bytes, sent)) for sent in messages)
     for record in records_of(loop):
         assert record["bytes_down"] == down * len(record["cohort"])
         assert record["bytes_up"] == up * len(record["cohort"])
