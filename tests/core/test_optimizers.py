@@ -4,11 +4,14 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from keel.algorithms.base import Algorithm, ClientContext, Direction, Gradient, Message, State, hyperparameters
 from keel.config.defaults import make_spec
+from keel.core.client import local_step
 from keel.core.loop import Loop
 from keel.core.optimizer_trial import is_elementwise
 from keel.core.optimizers import PlainSGD, TorchOptimizer
@@ -132,8 +135,8 @@ def test_kept_state_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
 
 def test_kept_state_counts_a_clients_rounds() -> None:
     _, state = trained({"optimizer": "adam", "optimizer_state": "keep"}, participation={"rate": 1.0})
-    assert {int(state.clients[client]["optimizer.rounds"]) for client in state.clients} == {ROUNDS}
-    assert all(float(kept["optimizer.step"]) > 0 for kept in (state.clients[client] for client in state.clients))
+    assert {int(state.clients[client]["keel.optimizer.rounds"]) for client in state.clients} == {ROUNDS}
+    assert all(float(kept["keel.optimizer.step"]) > 0 for kept in (state.clients[client] for client in state.clients))
 
 
 def test_reset_state_is_not_stored() -> None:
@@ -181,10 +184,14 @@ def test_elementwise_optimizers_are_recognised() -> None:
     [
         ({"optimizer": "adamv"}, r"unknown local.optimizer 'adamv'; did you mean 'adam'"),
         ({"momentum": 1.5, "optimizer": "adam"}, r"local.momentum requires local.optimizer = 'sgd' or 'rmsprop'"),
-        ({"nesterov": True}, r"Nesterov momentum requires"),
+        ({"nesterov": True}, r"local.nesterov = true requires local.momentum above 0"),
         ({"optimizer": "torch.optim:LBFGS", "weight_decay": 0.0}, r"closure"),
-        ({"optimizer": "adam", "betas": [1.5, 0.9]}, r"Invalid beta parameter"),
+        ({"optimizer": "adam", "betas": [1.5, 0.9]}, r"local.betas must be two numbers from 0 and below 1"),
+        ({"optimizer": "adam", "betas": 0.9}, r"local.betas must be two numbers .* \(got 0.9\)"),
         ({"optimizer": "adam", "eps": "small"}, r"local.eps must be a number"),
+        ({"momentum": True}, r"local.momentum must be a number from 0 \(got True\)"),
+        ({"momentum": 0.9, "nesterov": 1.0}, r"local.nesterov must be true or false"),
+        ({"optimizer": "torch.optim:AdamW", "fused": True}, r"local.fused must be false"),
         ({"optimizer": "builtins:int"}, r"local.optimizer: int\(\) fails"),
         ({"momentun": 0.9}, r"unknown local field 'momentun'; did you mean 'momentum'"),
     ],
@@ -211,15 +218,135 @@ def test_an_optimizer_without_weight_decay_refuses_it() -> None:
         TorchOptimizer(Plain, shapes, [True], weight_decay=0.1).check()
 
 
+class GlobalNorm(SignOfMean):
+    """Divides by the norm over all parameters: not elementwise, although tensors may be joined."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.cat([p.grad.reshape(-1) for p in parameters]).norm()
+        for p in parameters:
+            p.sub_(self.param_groups[0]["lr"] * p.grad / norm)
+
+
+class CountsInGroup(SignOfMean):
+    """Its steps shrink with a counter that is not in `optimizer.state`."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        group = self.param_groups[0]
+        group["count"] = group.get("count", 0) + 1
+        for p in group["params"]:
+            self.state[p].setdefault("seen", torch.zeros(()))
+            p.sub_(p.grad, alpha=group["lr"] / group["count"])
+
+
+def test_a_norm_over_all_parameters_is_not_elementwise() -> None:
+    assert not is_elementwise(lambda p: GlobalNorm(p, 0.1))
+
+
+def test_an_optimizer_with_state_in_its_groups_cannot_keep_it() -> None:
+    shapes = [torch.Size([2, 3])]
+    TorchOptimizer(CountsInGroup, shapes, [True]).check()
+    with pytest.raises(KeelError, match=r"requires an optimiser whose whole state is in `optimizer.state`"):
+        TorchOptimizer(CountsInGroup, shapes, [True], keep=True).check()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta"])
+def test_the_state_of_torchs_optimizers_can_be_kept(name: str) -> None:
+    settings = {"momentum": 0.9} if name == "SGD" else {}
+    TorchOptimizer(getattr(torch.optim, name), [torch.Size([5])], [True], settings=settings, keep=True).check()
+
+
+def test_kept_adam_survives_float16() -> None:
+    """The squares of small gradients are 0 in float16, so that the next step would be divided by epsilon."""
+    local = {"optimizer": "adamw", "optimizer_state": "keep", "lr": 0.001}
+    results = [trained(local, memory={"precision": precision})[1] for precision in ("float32", "float16", "bfloat16")]
+    for other in results[1:]:
+        torch.testing.assert_close(other.server["theta"], results[0].server["theta"], rtol=0.05, atol=0.01)
+
+
+def test_the_fingerprint_tells_settings_apart() -> None:
+    settings: list[dict[str, Any]] = [{}, {"betas": (0.9, 0.99)}, {"betas": (0.85, 0.999)}, {"eps": 1e-4}]
+    prints = {TorchOptimizer(torch.optim.AdamW, [torch.Size([5])], [True], settings=s).fingerprint for s in settings}
+    assert len(prints) == len(settings)
+
+
+@hyperparameters
+class LastTwo(Algorithm):
+    """Averages the last two gradients; its step state holds tensors that are overwritten after the step."""
+
+    name = "last_two"
+    title = "Last two"
+    paper = "none"
+
+    def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
+        zero = torch.zeros_like(received["theta"])
+        return {"g": zero, "before": zero, "w": zero}
+
+    def direction(
+        self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext
+    ) -> Direction:
+        g = gradient(w)
+        u = (g + state["g"] + state["before"]) / 3 + 0.1 * (w - state["w"])
+        return u, {"g": g, "before": state["g"], "w": w}
+
+
+def test_a_step_state_is_not_overwritten() -> None:
+    table = {"algorithm": LastTwo(), "rounds": 2, "local": {"lr": 0.05}}
+    loops = [uneven_loop({**table, "engine": {"name": name, "workers": 1}}) for name in ("serial", "cohort")]
+    states = [loop.start() for loop in loops]
+    for loop, state in zip(loops, states, strict=True):
+        loop.run(state)
+    torch.testing.assert_close(states[0].server["theta"], states[1].server["theta"], rtol=1e-4, atol=1e-6)
+    # two steps by hand: the second sees the first gradient and the first w
+    algorithm, w = LastTwo(), torch.tensor([1.0])
+    gradient = torch.tensor([2.0])
+    ctx = loops[0].participation.context(1, np.arange(3)).for_client(2)
+    step_state = algorithm.init_steps({"theta": w}, {}, ctx)
+    step_state = local_step(algorithm, PlainSGD(), w, lambda point: gradient, {"theta": w}, {}, step_state, ctx)
+    gradient.fill_(5.0)  # the buffer is overwritten
+    assert (step_state["g"].item(), step_state["w"].item()) == (2.0, 1.0)
+
+
+def test_other_names_in_a_step_state_are_an_error() -> None:
+    @hyperparameters
+    class Adds(LastTwo):
+        def direction(
+            self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext
+        ) -> Direction:
+            return gradient(w), {"previous": w}
+
+    loop = uneven_loop({"algorithm": Adds(), "rounds": 1})
+    with pytest.raises(KeelError, match=r"Adds.direction must return a step state with the names of init_steps"):
+        loop.run(loop.start())
+
+
+def test_a_reserved_name_in_a_client_state_is_an_error() -> None:
+    @hyperparameters
+    class Reserved(LastTwo):
+        def init_client(self, theta: Tensor) -> State:
+            return {"keel.optimizer.m": theta}
+
+    loop = uneven_loop({"algorithm": Reserved(), "rounds": 1})
+    with pytest.raises(KeelError, match=r"the name 'keel.optimizer.m' is reserved"):
+        loop.run(loop.start())
+
+
 def test_settings_of_the_default_optimizer_do_not_apply_to_another_one() -> None:
     table = {"algorithm": {"name": "centralized"}}
     assert make_spec(table).local.settings == {"momentum": 0.9}
+    assert make_spec({**table, "local": {"optimizer": "sgd"}}).local.settings == {"momentum": 0.9}
     assert make_spec({**table, "local": {"optimizer": "adamw", "eps": 0.1}}).local.settings == {"eps": 0.1}
 
 
 def test_the_former_momentum_of_centralized_is_that_of_the_optimizer() -> None:
     spec = make_spec({"algorithm": {"name": "centralized", "momentum": 0.5}})
     assert (spec.local.settings, spec.local.optimizer_state) == ({"momentum": 0.5}, "keep")
+    with pytest.raises(KeelError, match=r"are one field; remove algorithm.momentum"):
+        make_spec({"algorithm": {"name": "centralized", "momentum": 0.5}, "local": {"momentum": 0.9}})
+    with pytest.raises(KeelError, match=r"local must be a table"):
+        make_spec({"algorithm": {"name": "centralized", "momentum": 0.5}, "local": 5})
 
 
 def test_plain_sgd_by_hand() -> None:

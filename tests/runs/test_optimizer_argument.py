@@ -47,6 +47,8 @@ def test_a_run_with_a_passed_optimizer_is_resumed_with_the_same(tmp_path: Path) 
     assert part.status == "interrupted"
     with pytest.raises(KeelError, match=r"pass .*optimizer again"):
         keel.resume(tmp_path / "part", **TASK)
+    with pytest.raises(KeelError, match=r"optimizer was passed as an object"):
+        keel.resume(tmp_path / "part", **TASK, optimizer="adamw")
     with pytest.raises(KeelError, match=r"optimizer differs .*: AdamW as then, but other settings"):
         keel.resume(tmp_path / "part", **TASK, optimizer=partial(torch.optim.AdamW, betas=(0.5, 0.9)))
     with pytest.raises(KeelError, match=r"optimizer differs .*: AdamW then, SGD now"):
@@ -58,6 +60,8 @@ def test_a_passed_optimizer_conflicts_with_settings_of_the_spec(tmp_path: Path) 
     spec = {**SPEC, "local": {**SPEC["local"], "momentum": 0.9}}
     with pytest.raises(KeelError, match=r"local.momentum = 0.9 conflicts with optimizer="):
         keel.run(spec, **TASK, optimizer=torch.optim.SGD, out=tmp_path / "run")
+    with pytest.raises(KeelError, match=r"set local.weight_decay instead of weight_decay=0.1 in the partial"):
+        keel.run(SPEC, **TASK, optimizer=partial(torch.optim.SGD, weight_decay=0.1), out=tmp_path / "run")
     with pytest.raises(KeelError, match=r"local.optimizer must make a torch.optim.Optimizer"):
         keel.run(SPEC, **TASK, optimizer=lambda parameters, lr: lr, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -51,10 +51,7 @@ def messages_of(
     Args:
         sizes: The number of elements of each of the model's tensors; by default it has one.
     """
-    blocks = tuple(sizes) or (theta.numel(),)
-    ctx = ClientContext(
-        round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1, sizes=blocks
-    )
+    ctx = _client_context(sizes or (theta.numel(),))
     server, state = algorithm.init_server(theta), algorithm.init_client(theta)
     received = algorithm.broadcast(server, ctx)
     down, up = [received], []
@@ -68,6 +65,23 @@ def messages_of(
     path = Path(start, start, mean_gradient=theta, full_gradient=theta, step_state=step_state)
     up.append(algorithm.report(path, received, state, ctx)[0])
     return down, up
+
+
+def step_vectors(algorithm: Algorithm, theta: "Tensor", sizes: Sequence[int]) -> int:
+    """The number of model-sized tensors in an algorithm's step state."""
+    ctx = _client_context(sizes)
+    server, state = algorithm.init_server(theta), algorithm.init_client(theta)
+    received = algorithm.broadcast(server, ctx)
+    if algorithm.probes:
+        received = {**received, **algorithm.absorb(server, [Report({"gradient": theta}, 1.0, 1)], ctx)[1]}
+    step_state = algorithm.init_steps(received, state, ctx)
+    return sum(value.numel() == theta.numel() for value in step_state.values())
+
+
+def _client_context(sizes: Sequence[int]) -> ClientContext:
+    """The context of the single step of one of ten clients."""
+    numbers = {"share": 0.1, "period": 10.0, "lr": 0.1, "server_lr": 1.0}
+    return ClientContext(round=1, clients=10, cohort=1, **numbers, steps=1, sizes=tuple(sizes))
 
 
 def describe(cls: type[Algorithm]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the client axis, so that a whole cohort can run as one batched program: there a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -27,6 +27,7 @@ from keel.algorithms.types import (
     State,
     in_rounds,
 )
+from keel.errors import KeelError
 
 if TYPE_CHECKING:  # a spec is checked before PyTorch is imported
     from torch import Tensor
@@ -71,6 +72,28 @@ class Algorithm:
     them. It does not suffice where a client's number of steps enters the mean."""
     own_optimizer: ClassVar[bool] = False
     """Whether the direction is already an optimiser's step, so that the local optimiser has to be plain SGD."""
+
+    def check_local(self, optimizer: str, settings: Mapping[str, Any]) -> None:
+        """Raise a KeelError if the local optimiser contradicts the rule.
+
+        Args:
+            optimizer: Its name, as in `local.optimizer`.
+            settings: Its settings, such as the momentum.
+        """
+        if self.own_optimizer and (optimizer != "sgd" or any(settings.values())):
+            got = ", ".join([repr(optimizer), *(f"{name} = {value}" for name, value in settings.items())])
+            raise KeelError(
+                f"local.optimizer must be 'sgd' without momentum for {self.name}, whose rule is an optimiser itself "
+                f"(got {got})"
+            )
+
+    @property
+    def server_sum(self) -> str | None:
+        """The name of the server state that is a sum over the states of all clients; None if there is none.
+
+        It keeps the part of a client whose state is lost.
+        """
+        return None
 
     @property
     def observes(self) -> frozenset[Observation]:

@@ -42,7 +42,7 @@ class DeltaSGD(Algorithm):
         bound = self.gamma * _norm(w - state["w"]) / (2 * _norm(g - state["g"]))
         bound = torch.where(bound > 0, bound, torch.inf)
         eta = torch.minimum(bound, (1 + self.delta * state["ratio"]).sqrt() * state["eta"])
-        return eta / ctx.lr * g, {"w": w.clone(), "g": g.clone(), "eta": eta, "ratio": eta / state["eta"]}
+        return eta / ctx.lr * g, {"w": w, "g": g, "eta": eta, "ratio": eta / state["eta"]}
 
 
 def _norm(vector: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
-from keel.algorithms.types import ClientContext, Context, Message, NonNegative, Path, Report, State
+from keel.algorithms.types import ClientContext, Context, Message, Path, Positive, Report, State
 
 
 @hyperparameters
@@ -28,7 +28,7 @@ class FedExP(Algorithm):
     paper = "Jhunjhunwala et al., ICLR 2023"
     mean_suffices = True
 
-    epsilon: NonNegative = 0.001
+    epsilon: Positive = 0.001
 
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "x": theta}

@@ -4,8 +4,8 @@ J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. Tackling the Objective Inconsis
 Optimization. NeurIPS 2020. arXiv:2007.07481.
 """
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
 from keel.algorithms.types import ClientContext, Context, Message, Path, Report, State
+from keel.errors import KeelError
 
 
 @hyperparameters
@@ -33,6 +34,14 @@ class FedNova(Algorithm):
     mean_suffices = True
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def check_local(self, optimizer: str, settings: Mapping[str, Any]) -> None:
+        momentum = settings.get("momentum", 0.0) if optimizer == "sgd" else 0.0
+        if momentum != self.momentum:
+            raise KeelError(
+                f"algorithm.momentum of {self.name} must be the optimiser's local.momentum (got {self.momentum} and "
+                f"{momentum}); set both"
+            )
 
     def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         norm = self._norm(ctx.steps)

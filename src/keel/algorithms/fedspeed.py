@@ -49,6 +49,10 @@ class FedSpeed(Algorithm):
     rho: NonNegative = 0.1
     corrections: Literal["cohort", "all"] = "cohort"
 
+    @property
+    def server_sum(self) -> str | None:
+        return "h" if self.corrections == "all" else None
+
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta} if self.corrections == "cohort" else {"theta": theta, "h": torch.zeros_like(theta)}
 

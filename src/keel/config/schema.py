@@ -176,6 +176,7 @@ class ServerSpec(_Table):
     lr: Positive = 1.0
     schedule: Schedule = "constant"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    warmup: Annotated[int, Field(ge=0)] = 0
     weighting: Literal["examples", "uniform"] = "examples"
 
 
@@ -353,13 +354,8 @@ class Spec(_Table):
 
     @model_validator(mode="after")
     def _one_optimizer(self) -> "Spec":
-        algorithm, local = self.algorithm, self.local
-        if isinstance(algorithm, Algorithm) and algorithm.own_optimizer and not local.is_plain_sgd:
-            got = ", ".join([repr(local.optimizer), *(f"{name} = {value}" for name, value in local.settings.items())])
-            raise KeelError(
-                f"local.optimizer must be 'sgd' without momentum for {algorithm.name}, "
-                f"whose rule is an optimiser itself (got {got})"
-            )
+        if isinstance(self.algorithm, Algorithm):
+            self.algorithm.check_local(self.local.optimizer, self.local.settings)
         return self
 
     @property
@@ -390,7 +386,15 @@ def with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = table.get("algorithm")
     if not isinstance(algorithm, Mapping) or algorithm.get("name") != "centralized" or "momentum" not in algorithm:
         return dict(table)
-    moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **table.get("local", {})}
+    local = table.get("local", {})
+    if not isinstance(local, Mapping):
+        return dict(table)
+    if "momentum" in local:
+        raise KeelError(
+            f"algorithm.momentum = {algorithm['momentum']!r} and local.momentum = {local['momentum']!r} are one field; "
+            "remove algorithm.momentum"
+        )
+    moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **local}
     kept = {name: value for name, value in algorithm.items() if name != "momentum"}
     return {**table, "algorithm": kept, "local": moved}
 

@@ -167,6 +167,8 @@ class Loop:
         cohort = self.participation.cohort(t)
         ctx = self.participation.context(t, cohort)
         received = self.algorithm.broadcast(state.server, ctx)
+        if self.algorithm.probes and "theta" not in received:
+            raise KeelError(f"{type(self.algorithm).__name__} sets probes = True, so broadcast() must send 'theta'")
         averaged = None if self.settings.local_buffers else state.buffers
         _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
         states, buffers = self.client_inputs(cohort, state)

@@ -22,18 +22,22 @@ def accepts(make: MakeOptimizer, name: str) -> bool:
 
 
 def is_elementwise(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> bool:
-    """Return whether an optimiser gives the same steps on one vector, on its parts, and on rows of a matrix."""
+    """Return whether an optimiser gives the same steps on one vector, on its parts, on a part alone, and on rows."""
     try:
         whole = weights_after_steps(make, lambda vector: [vector])
+        alone = weights_after_steps(make, lambda vector: [vector[:5]])
         parts = weights_after_steps(make, lambda vector: torch.split(vector, [5, 7]))
         rows = weights_after_steps(make, lambda vector: [vector.view(2, 6)])
     except Exception:  # it needs tensors of another kind, such as matrices; `check` tries it on the model's own
         return False
-    return all(torch.allclose(whole, other, rtol=1e-5, atol=1e-7) for other in (parts, rows))
+    pairs = [(whole, parts), (whole, rows), (whole[:5], alone[:5])]
+    return all(torch.allclose(one, other, rtol=1e-5, atol=1e-7) for one, other in pairs)
 
 
 def weights_after_steps(
-    make: Callable[[list[Tensor]], torch.optim.Optimizer], split: Callable[[Tensor], Sequence[Tensor]]
+    make: Callable[[list[Tensor]], torch.optim.Optimizer],
+    split: Callable[[Tensor], Sequence[Tensor]],
+    lr: float = 0.01,
 ) -> Tensor:
     """Return twelve weights after three steps, in which gradients differ by orders of magnitude."""
     weights = torch.linspace(-1, 1, 12)
@@ -45,6 +49,6 @@ def weights_after_steps(
             for part, gradient in zip(parts, split(gradients), strict=True):
                 part.grad = gradient
             for group in optimizer.param_groups:
-                group["lr"] = 0.01
+                group["lr"] = lr
             optimizer.step()
     return weights

@@ -8,6 +8,7 @@ one that normalises each tensor, gets the model's tensors, one client at a time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -15,13 +16,12 @@ import torch
 from torch import Size, Tensor
 
 from keel.algorithms.base import ClientState
+from keel.core.client_state import OPTIMIZER
 from keel.core.optimizer_trial import MakeOptimizer, accepts, is_elementwise, weights_after_steps
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.errors import KeelError
 
-PREFIX = "optimizer."
-"""Of the names of a client's optimiser state."""
-ROUNDS = PREFIX + "rounds"
+ROUNDS = OPTIMIZER + "rounds"
 """In how many rounds a kept state was used; 0 for a client that has none yet."""
 
 
@@ -116,6 +116,10 @@ class TorchOptimizer:
 
     def check(self) -> None:
         """Raise a KeelError if the optimiser cannot be made or take a step, or if its state cannot be kept."""
+        for field_name in ("lr", "weight_decay"):
+            if field_name in getattr(self.make, "keywords", {}):
+                value = self.make.keywords[field_name]  # type: ignore[attr-defined]
+                raise KeelError(f"optimizer: set local.{field_name} instead of {field_name}={value!r} in the partial")
         weights = torch.ones(sum(shape.numel() for shape in self.shapes))
         try:
             with keyed_torch_rng(0, "optimizer"):
@@ -130,6 +134,27 @@ class TorchOptimizer:
             raise KeelError(
                 f"local.optimizer_state = 'keep' requires an elementwise optimiser (got {self.name}); use 'reset'"
             )
+        if self.keep and not self._survives_rounds():
+            raise KeelError(
+                "local.optimizer_state = 'keep' requires an optimiser whose whole state is in `optimizer.state` after "
+                f"its first step (got {self.name}); use 'reset'"
+            )
+
+    def _survives_rounds(self) -> bool:
+        """Return whether two rounds of three steps are the same as six steps."""
+        trial = TorchOptimizer(self.make, [Size([4])], [True], self.weight_decay, self.settings, keep=True)
+        state = trial.init_client(torch.zeros(4))
+        kept, single = torch.linspace(-1, 1, 4), torch.linspace(-1, 1, 4)
+        whole = trial.start(single, state)
+        with keyed_torch_rng(0, "optimizer"):
+            for number in range(6):
+                if number % 3 == 0:
+                    steps = trial.start(kept, state)
+                gradient = torch.cos(torch.arange(4.0) + number)
+                steps.step(kept, gradient, 0.1)
+                whole.step(single, gradient, 0.1)
+                state = steps.client_state()
+        return torch.allclose(kept, single, rtol=1e-5, atol=1e-7)
 
     @cached_property
     def vectors(self) -> int:
@@ -140,13 +165,14 @@ class TorchOptimizer:
         """The name and the result of a few steps, rounded, by which another optimiser or setting is recognised."""
         if not self.elementwise:  # it may require tensors of other shapes than the trial's
             return self.name
-        return f"{self.name} {weights_after_steps(self.made, lambda vector: [vector]).norm():.3g}"
+        weights = weights_after_steps(self.made, lambda vector: [vector], lr=0.5)
+        return f"{self.name} {sha256(' '.join(f'{w:.4g}' for w in weights.tolist()).encode()).hexdigest()[:12]}"
 
     def init_client(self, theta: Tensor) -> ClientState:
         if not self.keep:
             return {}
         state = {name: torch.zeros_like(theta) if value is None else _stored(value) for name, value in self._template}
-        return {ROUNDS: torch.zeros(1, dtype=torch.int64), **{PREFIX + name: value for name, value in state.items()}}
+        return {ROUNDS: torch.zeros(1, dtype=torch.int64), **{OPTIMIZER + name: value for name, value in state.items()}}
 
     def start(self, w: Tensor, state: ClientState) -> Steps:
         return _TorchSteps(self, w, state)
@@ -195,6 +221,8 @@ class TorchOptimizer:
         optimizer = self.make(parameters, lr=1.0, **decay, **self.settings)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise KeelError(f"local.optimizer must make a torch.optim.Optimizer (got {optimizer!r})")
+        if any(group.get("fused") for group in optimizer.param_groups):
+            raise KeelError("local.fused must be false: fused kernels require contiguous tensors (got true)")
         return optimizer
 
 
@@ -216,6 +244,8 @@ class _TorchSteps:
                     group["foreach"] = True  # all rows in one call
         self.rounds = state.get(ROUNDS)
         if config.keep:
+            if self.rounds is None:
+                raise KeelError("a client state of this run has no optimiser state: start the run again")
             self._load(state)
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -255,9 +285,8 @@ class _TorchSteps:
             if not int(kept[ROUNDS]):
                 continue
             for name, example in self.config._template:
-                values = (
-                    self.config.parts(kept[PREFIX + name]) if example is None else [kept[PREFIX + name]] * len(parts)
-                )
+                stored = kept[OPTIMIZER + name]
+                values = self.config.parts(stored) if example is None else [stored] * len(parts)
                 for part, value in zip(parts, values, strict=True):
                     self.optimizer.state[part][name] = value.clone() if example is None else _restored(value, example)
 
@@ -271,17 +300,17 @@ class _TorchSteps:
             for parts in self.parts:
                 values = [self.optimizer.state[part][name] for part in parts]
                 rows.append(torch.cat(values, dim=-1) if example is None else _stored(values[0]))
-            kept[PREFIX + name] = torch.stack(rows) if self.single_rows else rows[0]
+            kept[OPTIMIZER + name] = torch.stack(rows) if self.single_rows else rows[0]
         return kept
 
 
 def without_optimizer(state: ClientState) -> ClientState:
     """The client state without the optimiser's, as the algorithm gave it."""
-    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}
+    return {name: value for name, value in state.items() if not name.startswith(OPTIMIZER)}
 
 
 def _row(tensors: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-    return {name: value[row] for name, value in tensors.items() if name.startswith(PREFIX)}
+    return {name: value[row] for name, value in tensors.items() if name.startswith(OPTIMIZER)}
 
 
 def _stored(value: Tensor | float) -> Tensor:

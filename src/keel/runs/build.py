@@ -198,7 +198,7 @@ def check_sampler(sampler: Any) -> None:
 
 def _loop_settings(spec: Spec) -> LoopSettings:
     def learning_rate(side: LocalSpec | ServerSpec) -> LearningRate:
-        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds, getattr(side, "warmup", 0))
+        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds, side.warmup)
 
     return LoopSettings(
         seed=spec.seed,

@@ -139,6 +139,8 @@ def check_resumed(passed: Passed, folder: RunFolder) -> None:
         )
     if recorded.get("metrics") == CUSTOM and _are_names(passed["metrics"]):
         raise KeelError("metrics were passed as objects when this run started; pass the same objects again")
+    if recorded.get("optimizer") == CUSTOM and _are_names(passed["optimizer"]):
+        raise KeelError("optimizer was passed as an object when this run started; pass the same object again")
     for name in ("sampler", "engine", "optimizer"):
         if passed[name] not in (None, recorded[name]) and recorded[name] != CUSTOM:
             raise KeelError(f"{name} was not passed when this run started (it used {recorded[name]!r}); leave it out")

@@ -23,6 +23,7 @@ from keel.algorithms.base import (
     weighted_mean,
 )
 from keel.algorithms.base import Path as LocalPath
+from keel.config.schema import LocalSpec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
 from keel.core.loop import Loop
@@ -201,11 +202,13 @@ LOCAL_OPTIMIZERS: dict[str, dict[str, Any]] = {
 def test_engines_agree_under_other_local_optimizers(cls: type[Algorithm], optimizer: str) -> None:
     tables = {"rounds": 4, "local": {"lr": 0.01, **LOCAL_OPTIMIZERS[optimizer]}, "server": {"lr": 0.1}}
     try:
-        (loop, serial), (_, pool) = (
-            trained(cls, **tables, engine={"name": name, "workers": 2}) for name in ("serial", "pool")
-        )
+        local = LocalSpec(epochs=1, **LOCAL_OPTIMIZERS[optimizer])
+        cls().check_local(local.optimizer, local.settings)
     except KeelError as reason:
-        pytest.skip(f"{cls.__name__} does not support {optimizer}: {reason}")
+        pytest.skip(f"{cls.__name__} refuses it: {reason}")
+    (loop, serial), (_, pool) = (
+        trained(cls, **tables, engine={"name": name, "workers": 2}) for name in ("serial", "pool")
+    )
     assert_equal_states(serial, pool)
     assert not torch.equal(serial.server["theta"], loop.initial)
     require_batchable(cls)
