@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import keel
+from keel.config.defaults import make_spec
 from keel.core.flat_model import FlatModel
 from keel.core.measurement import measure_examples
 from keel.core.records import Record
-from tests.conftest import records_of, uneven_loop
+from keel.runs.build import make_task
+from tests.conftest import make_loop, records_of, small_network, uneven_data, uneven_loop
 
 PERSONALISED = ["ditto", "fedper"]
 
@@ -114,9 +116,13 @@ class MeanStart(keel.Algorithm):
 
 
 def test_full_gradients_of_a_cohort_are_taken_where_each_client_starts() -> None:
-    states = []
+    """The clients are so unequal that their full gradients take more than one program."""
+    states, local = [], {"epochs": 1, "batch": 4, "lr": 0.05}
     for engine in ("serial", "cohort"):
-        loop = uneven_loop({"algorithm": MeanStart(), "rounds": 4, "local": {"lr": 0.05}, "engine": {"name": engine}})
+        table = {"rounds": 4, "local": local, "participation": {"rate": 1.0}, "engine": {"name": engine}}
+        spec = make_spec({"algorithm": MeanStart(), "data": {"name": "custom"}, "model": {"name": "custom"}, **table})
+        data = uneven_data(sizes=(3, 90, 7, 40, 16, 9))
+        loop = make_loop(spec, make_task(spec, module=small_network(), data=data))
         state = loop.start()
         loop.run(state)
         states.append(state)
