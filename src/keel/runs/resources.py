@@ -3,7 +3,6 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -14,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from keel.core.choices import Precision
 from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
+from keel.core.copies import sharing_frozen
 from keel.core.engine import RoundSize, one_client_footprint
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
@@ -134,7 +134,7 @@ def _round_size(training: Training) -> RoundSize:
 def _activation_bytes(task: Task) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, per example."""
     examples = task.data.train[task.data.partition.indices[:2]]
-    module, kept = deepcopy(task.module).train(), dict[int, int]()
+    module, kept = sharing_frozen(task.module).train(), dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
