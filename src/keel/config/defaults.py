@@ -17,6 +17,7 @@ from keel.config.schema import (
     CUSTOM,
     NOT_COMPUTED,
     EvaluationSpec,
+    LocalSpec,
     Spec,
     check_without_imports,
     last_rounds,
@@ -143,6 +144,10 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
     given_local = given.get("local", {})
     if "steps" in given_local and "epochs" not in given_local:
         full["local"].pop("epochs", None)
+    if "optimizer" in given_local:  # the defaults are for another one
+        settings = [field for field in full["local"] if field not in {*LocalSpec.model_fields, *given_local}]
+        for setting in settings:
+            del full["local"][setting]
     rounds = full.get("rounds", Spec.model_fields["rounds"].default)
     if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
         most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)

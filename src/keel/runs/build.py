@@ -18,7 +18,7 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
-from keel.core.optimizers import MakeOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.core.records import PrimaryMetric
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate

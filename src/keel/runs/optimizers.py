@@ -8,7 +8,8 @@ from torch import nn
 from keel import registry
 from keel.config.schema import LocalSpec
 from keel.core.optimizer_names import OPTIMIZERS
-from keel.core.optimizers import LocalOptimizer, MakeOptimizer, PlainSGD, TorchOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
+from keel.core.optimizers import LocalOptimizer, PlainSGD, TorchOptimizer
 from keel.errors import KeelError
 
 

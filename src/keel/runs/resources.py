@@ -128,6 +128,7 @@ def _round_size(training: Training) -> RoundSize:
         model=training.loop.parameters * 4,
         client_state=_client_state_bytes(training, "float32"),
         activations=_activation_bytes(training.loop.task) * min(batch, int(data.partition.sizes.max())),
+        optimizer=training.loop.local.optimizer.vectors * training.loop.parameters * 4,
     )
 
 

@@ -182,6 +182,28 @@ def test_cohort_agrees_with_serial_to_rounding(cls: type[Algorithm]) -> None:
             torch.testing.assert_close(cohort.clients[client][name], value, rtol=1e-4, atol=1e-5)
 
 
+LOCAL_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "optimizer_state": "keep"},
+    "adamw": {"optimizer": "adamw", "lr": 0.01},
+}
+
+
+@pytest.mark.parametrize("optimizer", LOCAL_OPTIMIZERS)
+def test_engines_agree_under_other_local_optimizers(cls: type[Algorithm], optimizer: str) -> None:
+    tables = {"rounds": 4, "local": {"lr": 0.01, **LOCAL_OPTIMIZERS[optimizer]}, "server": {"lr": 0.1}}
+    try:
+        (loop, serial), (_, pool) = (
+            trained(cls, **tables, engine={"name": name, "workers": 2}) for name in ("serial", "pool")
+        )
+    except KeelError as reason:
+        pytest.skip(f"{cls.__name__} does not support {optimizer}: {reason}")
+    assert_equal_states(serial, pool)
+    assert not torch.equal(serial.server["theta"], loop.initial)
+    require_batchable(cls)
+    _, cohort = trained(cls, **tables, engine={"name": "cohort"})
+    torch.testing.assert_close(cohort.server["theta"], serial.server["theta"], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("stop", [1, 7])
 def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, tmp_path: Path) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": ROUNDS})
