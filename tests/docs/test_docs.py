@@ -67,6 +67,27 @@ def test_the_gallery_runs(
     assert max(results) > 0.7, "the model has learned"
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft reads it
+def test_the_example_of_adapters_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_process: None
+) -> None:
+    pytest.importorskip("peft", reason="requires the extra 'lora'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lora.py", "--quick"])
+    run_path(str(ROOT / "examples/lora.py"), run_name="__main__")
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    sent = {(row[0].strip("| "), row[1]): (int(row[3].replace(",", "")), row[4]) for row in rows}
+    assert {
+        key: f"{factor * 8 * sent[key][0] / 1e6:.3f}"
+        for key, factor in (
+            (("LoRA", "fedavg"), 1),
+            (("LoRA", "ghbm"), 1.5),
+            (("full", "fedavg"), 1),
+            (("full", "ghbm"), 1.5),
+        )
+    } == {key: megabytes for key, (_, megabytes) in sent.items()}
+
+
 def test_the_spec_page_names_every_field() -> None:
     page = (ROOT / "docs" / "spec.md").read_text()
     for section, info in Spec.model_fields.items():

@@ -173,7 +173,7 @@ def _attributes(module: nn.Module, loss: Loss) -> dict[str, Any]:
 
 def _content(value: Any) -> Any:
     """Return the pickled value, by which a change is recognised; the identity of what cannot be pickled."""
-    if isinstance(value, MethodType):  # its pickle would contain the object, which may be the model
+    if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):  # its pickle would hold the weights
         return value.__func__, id(value.__self__)
     try:
         return pickle.dumps(value.cell_contents if isinstance(value, CellType) else value)
