@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENTRY_POINTS = "keel.algorithms"
+DESCRIBED = (4096, 64, 640, 10)
+"""The sizes of the parameter tensors of the model that `describe` counts messages for: the default on the digits."""
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -62,7 +64,8 @@ def messages_of(
         down.append(more)
     received = {**received, **down[-1]}
     step_state = algorithm.init_steps(received, state, ctx)
-    path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, step_state=step_state)
+    start = algorithm.start(received, state, ctx)
+    path = Path(start, start, mean_gradient=theta, full_gradient=theta, step_state=step_state)
     up.append(algorithm.report(path, received, state, ctx)[0])
     return down, up
 
@@ -71,9 +74,10 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """The properties that `keel algorithms` lists. The traffic is that of real messages, in units of the model."""
     import torch
 
-    algorithm, size = cls(), 1000
-    down, up = messages_of(algorithm, torch.zeros(size))
-    units = [sum(t.numel() for message in direction for t in message.values()) / size for direction in (down, up)]
+    algorithm, size = cls(), sum(DESCRIBED)
+    down, up = messages_of(algorithm, torch.zeros(size), DESCRIBED)
+    elements = [sum(t.numel() for message in direction for t in message.values()) for direction in (down, up)]
+    units = [round(count / size, 2) for count in elements]  # a few numbers are nothing beside a model
     sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
         sent = {"down": 0.0, "up": 0.0}

@@ -151,6 +151,11 @@ class LocalSpec(_Table):
         """The settings of this optimiser alone, such as momentum and betas."""
         return dict(self.model_extra or {})
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a local step is w <- w - lr (u + weight_decay w)."""
+        return self.optimizer == "sgd" and not any(self.settings.values())
+
     @model_validator(mode="after")
     def _known(self) -> "LocalSpec":
         if self.optimizer == CUSTOM and self.settings:
@@ -345,6 +350,17 @@ class Spec(_Table):
     memory: MemorySpec
     network: Network | None = None
     tracking: TrackingSpec = TrackingSpec()
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> "Spec":
+        algorithm, local = self.algorithm, self.local
+        if isinstance(algorithm, Algorithm) and algorithm.own_optimizer and not local.is_plain_sgd:
+            got = ", ".join([repr(local.optimizer), *(f"{name} = {value}" for name, value in local.settings.items())])
+            raise KeelError(
+                f"local.optimizer must be 'sgd' without momentum for {algorithm.name}, "
+                f"whose rule is an optimiser itself (got {got})"
+            )
+        return self
 
     @property
     def experiment(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def train_client(
     steps = len(minibatches)
     ctx = round_ctx.for_client(steps)
     w, device = model.weights, model.weights.device
-    w.copy_(received["theta"])
+    w.copy_(algorithm.start(received, state, ctx))
     start = w.clone()
     model.set_buffers(buffers)
     with keyed_torch_rng(local.seed, "full", ctx.round, client, device=device):
