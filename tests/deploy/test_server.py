@@ -47,6 +47,19 @@ def test_buffers_are_treated_as_in_serial(policy: str, federation: InProcessFede
     assert federated.records == serial.records
 
 
+def test_only_adapters_are_sent(federation: InProcessFederation, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="requires the extra 'lora'")
+
+    def with_adapters() -> nn.Module:
+        return peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+
+    federated = federation(model=with_adapters)
+    serial = run_serial(tmp_path / "serial", model=with_adapters)
+    assert federated.summary["model_sha256"] == serial.summary["model_sha256"]
+    assert federated.records == serial.records
+    assert federated.records[0]["bytes_up"] == 2 * 4 * (2 * (5 + 4) + 4 * 3 + 3)  # two sites
+
+
 KEPT_ADAMW = {"local__optimizer": "adamw", "local__optimizer_state": "keep", "local__lr": 0.01}
 
 

@@ -77,6 +77,21 @@ def test_the_gallery_runs(
     assert max(results) > 0.7, "the model has learned"
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft reads it
+def test_the_example_of_adapters_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_process: None
+) -> None:
+    pytest.importorskip("peft", reason="requires the extra 'lora'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lora.py", "--quick"])
+    run_path(str(ROOT / "examples/lora.py"), run_name="__main__")
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    factors = {"fedavg": 1.0, "ghbm": 1.5}
+    assert [row[:2] for row in table[2:]] == [[tuning, method] for tuning in ("LoRA", "full") for method in factors]
+    for _, method, _, parameters, megabytes, _ in table[2:]:
+        assert float(megabytes) == round(factors[method] * 8 * int(parameters.replace(",", "")) / 1e6, 3)
+
+
 def test_the_spec_page_names_every_field() -> None:
     page = (ROOT / "docs" / "spec.md").read_text()
     for section, info in Spec.model_fields.items():

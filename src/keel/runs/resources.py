@@ -3,7 +3,6 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -15,6 +14,7 @@ from keel.algorithms import step_vectors
 from keel.core.choices import Precision
 from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
+from keel.core.copies import sharing_frozen
 from keel.core.engine import RoundSize, one_client_footprint
 from keel.core.loop import Loop
 from keel.core.task import Task
@@ -143,7 +143,7 @@ def _step_bytes(loop: Loop) -> int:
 def _activation_bytes(task: Task) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, per example."""
     examples = task.data.train[task.data.partition.indices[:2]]
-    module, kept = deepcopy(task.module).train(), dict[int, int]()
+    module, kept = sharing_frozen(task.module).train(), dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
