@@ -37,6 +37,9 @@ HEADER = ["| method | accuracy | rounds to FedAvg's final accuracy | bytes until
 REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.03, "evaluation.every": 1, "evaluation.last": 10}
 """Centralized training: a round is an epoch over all the data."""
 
+PERSONALISED = ("fedper", "ditto")
+"""Methods whose clients have models of their own."""
+
 Row = dict[str, Any]
 
 
@@ -108,6 +111,8 @@ def measured_section(name: str, rows: list[Row]) -> str:
             f"Digits, {REFERENCE['rounds']} epochs, momentum 0.9, learning rate {REFERENCE['local.lr']}, batch size 8, "
             "five seeds, accuracy averaged over\nthe last ten epochs. `make experiment` repeats the runs."
         )
+    if name in PERSONALISED:
+        text += "\nThis is the accuracy of the server's model; [personal models](#personal-models) are measured above."
     curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
     return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n"
 

@@ -12,20 +12,32 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from keel.algorithms import make_algorithm
 from keel.config.defaults import make_spec
 from keel.config.overrides import override
 from keel.runs.build import build, make_task
 
 Job = tuple[str, dict[str, Any], int]
+CLIENTS = 100
+"""The clients of the digits, all of which are evaluated."""
 
 
 def accuracy(job: Job) -> tuple[float, float]:
-    """Return the validation accuracy averaged over all rounds and over the last 100; zeros if the run diverged."""
+    """Return the validation accuracy averaged over all rounds and over the last 100; zeros if the run diverged.
+
+    The accuracy of a method with personal models is that of these models, averaged over the clients.
+    """
     name, point, seed = job
-    table = {"algorithm": {"name": name}, "seed": seed, "evaluation": {"on": "validation", "every": 2}}
+    personal = make_algorithm(name).personalised
+    evaluation = {"on": "validation", "every": 2} | ({"clients": CLIENTS} if personal else {})
+    table = {"algorithm": {"name": name}, "seed": seed, "evaluation": evaluation}
     spec = make_spec(override(table, [f"{field}={json.dumps(value)}" for field, value in point.items()]))
     loop, curve = build(spec, make_task(spec)).loop, {}
-    status = loop.run(loop.start(), [lambda r, *_: curve.update({r["round"]: r.get("accuracy")})])
+
+    def score(record: Any) -> float | None:
+        return record.get("clients", {}).get("mean") if personal else record.get("accuracy")
+
+    status = loop.run(loop.start(), [lambda r, *_: curve.update({r["round"]: score(r)})])
     if status != "finished":
         return 0.0, 0.0
     return fmean(curve[t] for t in curve if t % 2 == 0), fmean(curve[t] for t in curve if t > spec.rounds - 100)

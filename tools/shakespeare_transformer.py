@@ -1,15 +1,12 @@
 """A character-level transformer and Shakespeare's largest roles: the task of tools/study_diloco.py."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import keel
-from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
-from keel.algorithms.types import Context, Fraction, Report, State
 from keel.data.shakespeare import LENGTH, VOCABULARY, shakespeare
 from keel.data.transforms import Tokens
 
@@ -86,23 +83,3 @@ class Block(nn.Module):
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         scores = q @ k.transpose(-2, -1) / math.sqrt(width // self.heads) + self.bias
         return self.projection((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width))
-
-
-@hyperparameters
-class Nesterov(Algorithm):
-    """The outer optimiser of DiLoCo (Douillard et al., 2023): v <- mu v + D;  theta <- theta - eta (D + mu v)."""
-
-    name = "nesterov"
-    title = "Nesterov"
-    paper = "Douillard et al., 2023"
-    mean_suffices = True
-
-    mu: Fraction = 0.9
-
-    def init_server(self, theta: Tensor) -> State:
-        return {"theta": theta, "v": torch.zeros_like(theta)}
-
-    def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
-        delta = weighted_mean(reports)["delta"]
-        v = self.mu * server["v"] + delta
-        return {"theta": server["theta"] - ctx.server_lr * (delta + self.mu * v), "v": v}

@@ -38,7 +38,14 @@ BASE: dict[str, Any] = {
     "rounds": 60,
     "data": {"name": "shakespeare_transformer:roles", "test_examples": 500},
     "model": {"name": "shakespeare_transformer:Transformer"},
-    "local": {"steps": 10, "batch": 4, "optimizer": "adamw", "betas": [0.9, 0.99], "weight_decay": 0.1},
+    "local": {
+        "steps": 10,
+        "batch": 4,
+        "optimizer": "adamw",
+        "optimizer_state": "reset",
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.1,
+    },
     "evaluation": {"every": 10, "last": 3},
     "engine": {"name": "cohort"},
 }
@@ -62,9 +69,7 @@ class Method:
 
 METHODS = {
     "plain": Method("plain averaging", {"algorithm.name": "fedavg"}, "server.lr", (0.5, 0.75, 1.0, 1.25, 1.5)),
-    "nesterov": Method(
-        "Nesterov", {"algorithm.name": "shakespeare_transformer:Nesterov"}, "server.lr", (0.1, 0.2, 0.3, 0.5, 0.7)
-    ),
+    "nesterov": Method("Nesterov", {"algorithm.name": "diloco"}, "server.lr", (0.1, 0.2, 0.3, 0.5, 0.7)),
     "ghbm": Method(
         "GHBM", {"algorithm.name": "ghbm", "algorithm.tau": "period"}, "algorithm.beta", (0.3, 0.45, 0.6, 0.75, 0.9)
     ),

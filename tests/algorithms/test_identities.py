@@ -109,8 +109,9 @@ def test_ghbm_by_hand() -> None:
     message = ghbm.broadcast(server, context())
     assert message["theta"].item() == 5
     assert message["m"].item() == 1.5  # (8 - 5) / 2
-    u = ghbm.direction(message["theta"], lambda w: torch.tensor([10.0]), message, {}, context())
-    assert u.item() == 10 + 0.5 * 1.5 / (0.5 * 4)
+    displacement = ghbm.displacement(message["theta"], message, {}, context())
+    assert displacement is not None
+    assert displacement.item() == -0.5 * 1.5 / 4
     server = ghbm.aggregate(server, [Report({"delta": torch.tensor([4.0])}, 1.0, 4)], context())
     assert ghbm.broadcast(server, context())["m"].item() == 3  # (7 - 1) / 2
     assert len(server) == 3  # theta and the last two models
@@ -120,13 +121,15 @@ def test_fedhbm_by_hand() -> None:
     fedhbm = make_algorithm("fedhbm", beta=1.0, tau_i="actual")
     received, state = {"theta": torch.tensor([3.0])}, fedhbm.init_client(torch.tensor([9.0]))
 
-    def direction(w: float, t: int) -> float:
-        return fedhbm.direction(torch.tensor([w]), lambda _: torch.tensor([1.0]), received, state, context(t)).item()
+    def displacement(w: float, t: int) -> float:
+        d = fedhbm.displacement(torch.tensor([w]), received, state, context(t))
+        assert d is not None
+        return d.item()
 
-    assert direction(2.0, t=4) == 1  # no momentum in the first participation
+    assert displacement(2.0, t=4) == 0  # no momentum in the first participation
     message, state = fedhbm.report(Path(torch.tensor([3.0]), torch.tensor([2.5])), received, state, context(4))
     assert message["delta"].item() == 0.5
-    assert direction(2.0, t=9) == pytest.approx(1 + (2.5 - 2.0) / (5 * 0.5 * 4))
+    assert displacement(2.0, t=9) == pytest.approx(-(2.5 - 2.0) / (5 * 4))
 
 
 def one(value: float) -> Tensor:

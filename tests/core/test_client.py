@@ -67,6 +67,9 @@ def test_schedules_by_hand() -> None:
     assert rates("constant") == [0.8] * 4
     assert rates("linear") == pytest.approx([0.8, 0.6, 0.4, 0.2])
     assert rates("exponential") == pytest.approx([0.8, 0.4, 0.2, 0.1])
+    assert [LearningRate(0.8, "linear", 0.5, 4, warmup=3)(t) for t in (1, 2, 3, 4)] == pytest.approx(
+        [0.8 / 4, 0.6 * 2 / 4, 0.4 * 3 / 4, 0.2]
+    )
     assert rates("cosine") == pytest.approx([0.8, 0.4 * (1 + 2**-0.5), 0.4, 0.4 * (1 - 2**-0.5)])
 
 

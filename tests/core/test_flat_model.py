@@ -35,6 +35,15 @@ def test_frozen_parameters_are_not_part_of_the_vector() -> None:
     assert FlatModel(module).size == 4
 
 
+def test_frozen_parameters_are_shared_with_the_module_but_not_with_the_trained_one() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    module[0].requires_grad_(False)
+    model = FlatModel(module)
+    copies = model.module, model.copy().module, model.plain_module()
+    shared = [[p is q for p, q in zip(copy.parameters(), module.parameters(), strict=True)] for copy in copies]
+    assert shared == [[True, True, False, False], [True, True, False, False], [False] * 4]
+
+
 def test_tied_parameters_count_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight

@@ -101,6 +101,26 @@ def test_a_model_that_cannot_be_replayed_or_gains_nothing_is_left_to_autograd(na
     assert torch.equal(model.weights, before)
 
 
+class Counter:
+    """An object whose method changes it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def one(self) -> float:
+        self.calls += 1
+        return 1.0
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_method_that_a_model_keeps_is_not_a_change_unless_its_object_changes(counts: bool) -> None:
+    torch.manual_seed(0)
+    module = Network(lambda network, inputs: network.kept() if counts else 1.0)  # type: ignore[operator]
+    module.kept = Counter().one if counts else module.last.forward  # type: ignore[assignment]
+    model = FlatModel(module)
+    assert local_gradient(model, per_example_cross_entropy, trials("linear")).replayed is not counts
+
+
 def test_buffers_that_training_changes_are_left_to_autograd() -> None:
     model = FlatModel(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), ["1.running_mean", "1.running_var"])
     assert not local_gradient(model, per_example_cross_entropy, trials("linear"), ["1.running_mean"]).replayed

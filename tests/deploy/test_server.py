@@ -47,14 +47,35 @@ def test_buffers_are_treated_as_in_serial(policy: str, federation: InProcessFede
     assert federated.records == serial.records
 
 
-@pytest.mark.parametrize("name", ["fedhbm", "scaffold", "mimemom"])
-def test_a_stopped_server_resumes_to_the_same_bits(name: str, federation: InProcessFederation, tmp_path: Path) -> None:
+def test_only_adapters_are_sent(federation: InProcessFederation, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="requires the extra 'lora'")
+
+    def with_adapters() -> nn.Module:
+        return peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+
+    federated = federation(model=with_adapters)
+    serial = run_serial(tmp_path / "serial", model=with_adapters)
+    assert federated.summary["model_sha256"] == serial.summary["model_sha256"]
+    assert federated.records == serial.records
+    assert federated.records[0]["bytes_up"] == 2 * 4 * (2 * (5 + 4) + 4 * 3 + 3)  # two sites
+
+
+KEPT_ADAMW = {"local__optimizer": "adamw", "local__optimizer_state": "keep", "local__lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [("fedhbm", {}), ("scaffold", {}), ("mimemom", {}), ("fedavg", KEPT_ADAMW), ("fedhbm", KEPT_ADAMW)],
+)
+def test_a_stopped_server_resumes_to_the_same_bits(
+    name: str, local: dict[str, Any], federation: InProcessFederation, tmp_path: Path
+) -> None:
     def stop_in_round_3(node: int, reply: Message) -> Message:
         if reply.metadata.group_id == "3" and node == 3:
             raise KeyboardInterrupt
         return reply
 
-    settings: dict[str, Any] = {"algorithm__name": name, "participation__rate": 1.0}
+    settings: dict[str, Any] = {"algorithm__name": name, "participation__rate": 1.0, **local}
     with pytest.raises(KeyboardInterrupt):
         federation(stop_in_round_3, **settings)
     assert len(RunFolder(tmp_path / "run").records()) == 2

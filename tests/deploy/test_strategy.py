@@ -61,7 +61,7 @@ def parameters(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedhbm", "scaffold", "ghbm", "feddyn", "fedacg", "fedcm"])
+@pytest.mark.parametrize("name", ["fedavg", "fedhbm", "scaffold", "ghbm", "feddyn", "fedacg", "fedcm", "ditto"])
 def test_a_strategy_gives_the_model_of_serial(name: str, tmp_path: Path) -> None:
     settings = {"tau": 2} if name == "ghbm" else {}
     algorithm = {f"algorithm__{key}": value for key, value in settings.items()}
@@ -109,6 +109,11 @@ def test_a_reply_with_nan_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_algorithms_with_full_gradients_are_rejected(name: str) -> None:
     with pytest.raises(KeelError, match="full gradients"):
         KeelStrategy(name, lr=0.1)
+
+
+def test_an_algorithm_that_sends_a_part_of_the_model_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(KeelError, match=r"only algorithms that send the whole model \(got 'fedper'\)"):
+        run_strategy(tmp_path, "fedper")
 
 
 def test_an_anchor_at_the_initial_model_is_rejected() -> None:

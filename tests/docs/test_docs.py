@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib import import_module
@@ -25,11 +26,16 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = ("make ", ". .venv/")
 """Commands that are not run here: make runs these tests."""
+FILE = re.compile(r"# (\w+\.py)\n")
+"""The first line of a Python block that is the content of a file."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_block_runs(document: Path, keel: Callable[..., Called], tmp_path: Path, in_process: None) -> None:
-    """Python blocks and keel commands run in this process, which has imported PyTorch already."""
+    """Python blocks and keel commands run in this process, which has imported PyTorch already.
+
+    A Python block that starts with the name of a file is written to it; the commands after it use the file.
+    """
     for language, block in BLOCK.findall(document.read_text()):
         if language == "sh":
             for line in block.splitlines():
@@ -39,10 +45,14 @@ def test_every_block_runs(document: Path, keel: Callable[..., Called], tmp_path:
                         called = keel(*words[1:])
                         assert called.code == 0, (line, called.err)
                     else:
-                        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+                        words = [sys.executable, "-m", *words] if words[0] == "pytest" else words
+                        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+                        assert ended.returncode == 0, (line, ended.stdout, ended.stderr)
         elif language == "toml":
             table = tomllib.loads(block)
             _ = make_plan(table) if "search" in table else make_spec(table)
+        elif language == "python" and (file := FILE.match(block)):
+            (tmp_path / file[1]).write_text(block)
         elif language == "python":
             exec(compile(block, document.name, "exec"), {"__name__": "__main__"})  # noqa: S102
         else:
@@ -65,6 +75,21 @@ def test_the_gallery_runs(
     results = [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
     assert results
     assert max(results) > 0.7, "the model has learned"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft reads it
+def test_the_example_of_adapters_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_process: None
+) -> None:
+    pytest.importorskip("peft", reason="requires the extra 'lora'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lora.py", "--quick"])
+    run_path(str(ROOT / "examples/lora.py"), run_name="__main__")
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    factors = {"fedavg": 1.0, "ghbm": 1.5}
+    assert [row[:2] for row in table[2:]] == [[tuning, method] for tuning in ("LoRA", "full") for method in factors]
+    for _, method, _, parameters, megabytes, _ in table[2:]:
+        assert float(megabytes) == round(factors[method] * 8 * int(parameters.replace(",", "")) / 1e6, 3)
 
 
 def test_the_spec_page_names_every_field() -> None:

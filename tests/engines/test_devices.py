@@ -31,7 +31,8 @@ META = torch.device("meta")
 def test_a_client_computes_on_one_device(cls: type[Algorithm], module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU", META)  # results stay there: a meta tensor has no values to copy
     engine = {serial: serial.Serial, cohort: cohort.Cohort}[module]
-    training = uneven_loop({"algorithm": cls(), "engine": {"name": "serial"}})
+    # plain SGD: whether a client's optimiser state is new is read from a number, which a meta tensor lacks
+    training = uneven_loop({"algorithm": cls(), "engine": {"name": "serial"}, "local": {"optimizer": "sgd"}})
     workload = Workload(training.task, training.engine.local, device=META)  # type: ignore[attr-defined]
     clients = np.arange(1 if cls.pooled else 3)
     ctx, algorithm = training.participation.context(1, clients), training.algorithm

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENTRY_POINTS = "keel.algorithms"
+DESCRIBED = (4096, 64, 640, 10)
+"""The sizes of the parameter tensors of the model that `describe` counts messages for: the default on the digits."""
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -49,10 +51,7 @@ def messages_of(
     Args:
         sizes: The number of elements of each of the model's tensors; by default it has one.
     """
-    blocks = tuple(sizes) or (theta.numel(),)
-    ctx = ClientContext(
-        round=1, clients=10, cohort=1, share=0.1, period=10.0, lr=0.1, server_lr=1.0, steps=1, sizes=blocks
-    )
+    ctx = _client_context(sizes or (theta.numel(),))
     server, state = algorithm.init_server(theta), algorithm.init_client(theta)
     received = algorithm.broadcast(server, ctx)
     down, up = [received], []
@@ -62,18 +61,37 @@ def messages_of(
         down.append(more)
     received = {**received, **down[-1]}
     step_state = algorithm.init_steps(received, state, ctx)
-    path = Path(theta, theta, mean_gradient=theta, full_gradient=theta, step_state=step_state)
+    start = algorithm.start(received, state, ctx)
+    path = Path(start, start, mean_gradient=theta, full_gradient=theta, step_state=step_state)
     up.append(algorithm.report(path, received, state, ctx)[0])
     return down, up
+
+
+def step_vectors(algorithm: Algorithm, theta: "Tensor", sizes: Sequence[int]) -> int:
+    """The number of model-sized tensors in an algorithm's step state."""
+    ctx = _client_context(sizes)
+    server, state = algorithm.init_server(theta), algorithm.init_client(theta)
+    received = algorithm.broadcast(server, ctx)
+    if algorithm.probes:
+        received = {**received, **algorithm.absorb(server, [Report({"gradient": theta}, 1.0, 1)], ctx)[1]}
+    step_state = algorithm.init_steps(received, state, ctx)
+    return sum(value.numel() == theta.numel() for value in step_state.values())
+
+
+def _client_context(sizes: Sequence[int]) -> ClientContext:
+    """The context of the single step of one of ten clients."""
+    numbers = {"share": 0.1, "period": 10.0, "lr": 0.1, "server_lr": 1.0}
+    return ClientContext(round=1, clients=10, cohort=1, **numbers, steps=1, sizes=tuple(sizes))
 
 
 def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """The properties that `keel algorithms` lists. The traffic is that of real messages, in units of the model."""
     import torch
 
-    algorithm, size = cls(), 1000
-    down, up = messages_of(algorithm, torch.zeros(size))
-    units = [sum(t.numel() for message in direction for t in message.values()) / size for direction in (down, up)]
+    algorithm, size = cls(), sum(DESCRIBED)
+    down, up = messages_of(algorithm, torch.zeros(size), DESCRIBED)
+    elements = [sum(t.numel() for message in direction for t in message.values()) for direction in (down, up)]
+    units = [round(count / size, 2) for count in elements]  # a few numbers are nothing beside a model
     sent = dict(zip(("down", "up"), units, strict=True))
     if algorithm.pooled:
         sent = {"down": 0.0, "up": 0.0}

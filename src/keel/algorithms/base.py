@@ -7,7 +7,7 @@ the client axis, so that a whole cohort can run as one batched program: there a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -27,6 +27,7 @@ from keel.algorithms.types import (
     State,
     in_rounds,
 )
+from keel.errors import KeelError
 
 if TYPE_CHECKING:  # a spec is checked before PyTorch is imported
     from torch import Tensor
@@ -69,11 +70,40 @@ class Algorithm:
     mean_suffices: ClassVar[bool] = False
     """Whether the server needs only the weighted mean of the reports, so that secure aggregation can hide each of
     them. It does not suffice where a client's number of steps enters the mean."""
+    own_optimizer: ClassVar[bool] = False
+    """Whether the direction is already an optimiser's step, so that the local optimiser has to be plain SGD."""
+
+    def check_local(self, optimizer: str, settings: Mapping[str, Any]) -> None:
+        """Raise a KeelError if the local optimiser contradicts the rule.
+
+        Args:
+            optimizer: Its name, as in `local.optimizer`.
+            settings: Its settings, such as the momentum.
+        """
+        if self.own_optimizer and (optimizer != "sgd" or any(settings.values())):
+            got = ", ".join([repr(optimizer), *(f"{name} = {value}" for name, value in settings.items())])
+            raise KeelError(
+                f"local.optimizer must be 'sgd' without momentum for {self.name}, whose rule is an optimiser itself "
+                f"(got {got})"
+            )
+
+    @property
+    def server_sum(self) -> str | None:
+        """The name of the server state that is a sum over the states of all clients; None if there is none.
+
+        It keeps the part of a client whose state is lost.
+        """
+        return None
 
     @property
     def observes(self) -> frozenset[Observation]:
         """The gradients that `report` reads from the path."""
         return frozenset()
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients have models of their own, so that `personal_model` is overridden."""
+        return type(self).personal_model is not Algorithm.personal_model
 
     def history(self, period: float) -> int:
         """The number of models of earlier rounds that the server keeps, for the resource estimate."""
@@ -88,13 +118,17 @@ class Algorithm:
         return {}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        """The message to each client of the cohort. Local training starts at its `theta`."""
+        """The message to each client of the cohort. Local training starts at its `theta`, or where `start` says."""
         return {"theta": server["theta"]}
 
     def absorb(self, server: State, probes: Iterable[Report], ctx: Context) -> tuple[State, Message]:
         """Between the two phases of a round, if the algorithm `probes`: take the cohort's full gradients (`gradient`
         in each message), return the new server state and a second message to each client."""
         raise NotImplementedError(f"{type(self).__name__} sets probes = True, so it must define absorb()")
+
+    def start(self, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        """The local model before the first step."""
+        return received["theta"]
 
     def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
         """The step state before the first step: what a step passes on to the next one, within one round."""
@@ -111,7 +145,7 @@ class Algorithm:
             state: The client state and, by their names in it, the tensors of the step state.
 
         Returns:
-            u; an algorithm with a step state returns (u, new step state).
+            u; an algorithm whose step state changes returns (u, new step state).
         """
         return gradient(w)
 
@@ -131,6 +165,16 @@ class Algorithm:
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         """The new server state. `reports` come in the order of the cohort and can be iterated over once."""
         return {"theta": server["theta"] - ctx.server_lr * weighted_mean(reports)["delta"]}
+
+    def personal_model(self, theta: Tensor, state: State, sizes: Sequence[int]) -> Tensor:
+        """The model of one client, which `evaluation.clients` measures: the server's, unless the client has its own.
+
+        Args:
+            theta: The server's model.
+            state: The client state; that of `init_client` for a client that has never taken part.
+            sizes: The number of elements of each parameter tensor, as in `Context.sizes`.
+        """
+        return theta
 
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters by name."""

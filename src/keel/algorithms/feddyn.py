@@ -32,6 +32,10 @@ class FedDyn(Algorithm):
 
     alpha: Positive = 0.001
 
+    @property
+    def server_sum(self) -> str:
+        return "h"
+
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "h": torch.zeros_like(theta)}
 

@@ -39,6 +39,10 @@ class Scaffold(Algorithm):
     def observes(self) -> frozenset[Observation]:
         return frozenset({"full_gradient" if self.option == 1 else "mean_gradient"})
 
+    @property
+    def server_sum(self) -> str:
+        return "c"
+
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "c": torch.zeros_like(theta)}
 

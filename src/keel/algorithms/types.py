@@ -25,6 +25,7 @@ Direction: TypeAlias = "Tensor | tuple[Tensor, State]"
 Observation = Literal["mean_gradient", "full_gradient"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Rounds = Annotated[int, Field(ge=1)]

@@ -9,6 +9,7 @@ from keel.api.batch import check_workers, ended_by_ctrl_c, plain_values, shared_
 from keel.config.schema import CUSTOM, Spec, algorithm_table
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.errors import KeelError
 from keel.report.comparison import Comparison
 from keel.report.comparison import compare as compare_runs
@@ -31,6 +32,7 @@ def compare(
     metrics: Metrics | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
+    optimizer: MakeOptimizer | str | None = None,
     hooks: Sequence[Observer | Hook] = (),
     out: str | Path = "runs/compare",
     workers: int | None = None,
@@ -66,6 +68,7 @@ def compare(
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler), or a function of the seed that
             returns one.
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
+        optimizer: The optimiser of local steps: a name, or a class of torch.optim (see keel.run).
         hooks: keel.Observer instances, or functions hook(record, state, seconds) that are called after each round.
             They are called in the process of the run, which may execute several runs: what they add to a record is
             kept, what they change elsewhere is not seen by this process.
@@ -83,7 +86,15 @@ def compare(
         KeelError: An argument, the spec or the data are not valid; or `out` holds other runs.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {"model": model, "data": data, "loss": loss, "metrics": metrics, "sampler": sampler, "engine": engine}
+    passed = {
+        "model": model,
+        "data": data,
+        "loss": loss,
+        "metrics": metrics,
+        "sampler": sampler,
+        "engine": engine,
+        "optimizer": optimizer,
+    }
     objects = RunObjects(passed, hooks)
     check_varied(over or {}, passed)
     check_workers(workers)

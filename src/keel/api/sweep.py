@@ -10,6 +10,7 @@ from keel.config.overrides import flatten, merge, read_spec
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.report.sweep import BestPoint, Sweep
 from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
@@ -36,6 +37,7 @@ def sweep(
     metrics: Metrics | None = None,
     sampler: SamplerSource | None = None,
     engine: EngineFactory | None = None,
+    optimizer: MakeOptimizer | str | None = None,
     hooks: Sequence[Observer | Hook] = (),
     out: str | Path | None = None,
     workers: int | None = None,
@@ -68,6 +70,7 @@ def sweep(
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler), or a function of the seed that
             returns one.
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
+        optimizer: The optimiser of local steps: a name, or a class of torch.optim (see keel.run).
         hooks: keel.Observer instances, or functions hook(record, state, seconds); see keel.compare.
         out: The folder of the sweep (default: one below runs/ that depends on data, model and algorithm).
         workers: The number of processes; the default is one per core.
@@ -80,7 +83,15 @@ def sweep(
         KeelError: An argument, the spec or the data are not valid; or `out` holds another search.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {"model": model, "data": data, "loss": loss, "metrics": metrics, "sampler": sampler, "engine": engine}
+    passed = {
+        "model": model,
+        "data": data,
+        "loss": loss,
+        "metrics": metrics,
+        "sampler": sampler,
+        "engine": engine,
+        "optimizer": optimizer,
+    }
     objects = RunObjects(passed, hooks)
     check_workers(workers)
     options = {

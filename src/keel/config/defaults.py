@@ -17,6 +17,7 @@ from keel.config.schema import (
     CUSTOM,
     NOT_COMPUTED,
     EvaluationSpec,
+    LocalSpec,
     Spec,
     check_without_imports,
     last_rounds,
@@ -52,8 +53,9 @@ def completed(table: Mapping[str, Any]) -> dict[str, Any]:
     """
     table = with_current_names(without_none(table))
     check_names(table)
-    full = merge(*_default_layers(table), table)
-    _adjust(full, table)
+    layers = _default_layers(table)
+    full = merge(*layers, table)
+    _adjust(full, table, merge(*layers))
     check_without_imports(full)
     return full
 
@@ -138,11 +140,16 @@ def _default_layers(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _adjust(full: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _adjust(full: dict[str, Any], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Apply defaults that depend on which other fields are given."""
     given_local = given.get("local", {})
     if "steps" in given_local and "epochs" not in given_local:
         full["local"].pop("epochs", None)
+    default = defaults["local"].get("optimizer", LocalSpec.model_fields["optimizer"].default)
+    if given_local.get("optimizer", default) != default:  # the default settings are for another one
+        settings = [field for field in full["local"] if field not in {*LocalSpec.model_fields, *given_local}]
+        for setting in settings:
+            del full["local"][setting]
     rounds = full.get("rounds", Spec.model_fields["rounds"].default)
     if "last" not in given.get("evaluation", {}) and isinstance(rounds, int):
         most = full["evaluation"].get("last", EvaluationSpec.model_fields["last"].default)

@@ -151,6 +151,11 @@ class LocalSpec(_Table):
         """The settings of this optimiser alone, such as momentum and betas."""
         return dict(self.model_extra or {})
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a local step is w <- w - lr (u + weight_decay w)."""
+        return self.optimizer == "sgd" and not any(self.settings.values())
+
     @model_validator(mode="after")
     def _known(self) -> "LocalSpec":
         if self.optimizer == CUSTOM and self.settings:
@@ -171,6 +176,7 @@ class ServerSpec(_Table):
     lr: Positive = 1.0
     schedule: Schedule = "constant"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    warmup: Annotated[int, Field(ge=0)] = 0
     weighting: Literal["examples", "uniform"] = "examples"
 
 
@@ -346,6 +352,12 @@ class Spec(_Table):
     network: Network | None = None
     tracking: TrackingSpec = TrackingSpec()
 
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> "Spec":
+        if isinstance(self.algorithm, Algorithm):
+            self.algorithm.check_local(self.local.optimizer, self.local.settings)
+        return self
+
     @property
     def experiment(self) -> dict[str, Any]:
         """The spec without what may differ between two starts of one run, since it does not change the result."""
@@ -374,7 +386,15 @@ def with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = table.get("algorithm")
     if not isinstance(algorithm, Mapping) or algorithm.get("name") != "centralized" or "momentum" not in algorithm:
         return dict(table)
-    moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **table.get("local", {})}
+    local = table.get("local", {})
+    if not isinstance(local, Mapping):
+        return dict(table)
+    if "momentum" in local:
+        raise KeelError(
+            f"algorithm.momentum = {algorithm['momentum']!r} and local.momentum = {local['momentum']!r} are one field; "
+            "remove algorithm.momentum"
+        )
+    moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **local}
     kept = {name: value for name, value in algorithm.items() if name != "momentum"}
     return {**table, "algorithm": kept, "local": moved}
 

@@ -6,13 +6,13 @@ parameters and the type of the module stay what they are.
 """
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from keel.core.copies import sharing_frozen
 from keel.core.packing import Packing
 from keel.errors import KeelError
 
@@ -85,7 +85,7 @@ class _Adapted:
 
 def adapted(module: nn.Module, adapter: Adapter) -> nn.Module:
     """Return a copy of the module that takes one tensor and returns one."""
-    copy = deepcopy(module)
+    copy = sharing_frozen(module)
     plain = type(module)
     copy.__class__ = type(plain.__name__, (_Adapted, plain), {"adapter": adapter, "plain_class": plain})
     return copy

@@ -21,6 +21,7 @@ from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
 from keel.core.torch_randomness import keyed_torch_rng, seed_torch
 from keel.core.transforms import Identity, Transform
+from keel.errors import KeelError
 
 GATHERED = 1 << 22
 """How many input elements are gathered at a time."""
@@ -84,7 +85,13 @@ class LocalTraining:
 
     def init_client(self, theta: Tensor) -> ClientState:
         """A client's state before its first round: the algorithm's, and the optimiser's if it is kept."""
-        return {**self.algorithm.init_client(theta), **self.optimizer.init_client(theta)}
+        state = self.algorithm.init_client(theta)
+        for name in state:
+            if name.startswith("keel."):
+                raise KeelError(
+                    f"{type(self.algorithm).__name__}.init_client: the name {name!r} is reserved; rename it"
+                )
+        return {**state, **self.optimizer.init_client(theta)}
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         return self.config.minibatches(examples, keyed_rng(self.seed, "minibatches", round, client))
@@ -183,13 +190,14 @@ def train_client(
     steps = len(minibatches)
     ctx = round_ctx.for_client(steps)
     w, device = model.weights, model.weights.device
-    w.copy_(received["theta"])
+    kept, state = state, without_optimizer(state)
+    w.copy_(algorithm.start(received, state, ctx))
     start = w.clone()
     model.set_buffers(buffers)
     with keyed_torch_rng(local.seed, "full", ctx.round, client, device=device):
         full = full_gradient(local, model, client, examples, ctx) if "full_gradient" in algorithm.observes else None
     model.set_buffers(buffers)  # again: the forward passes of a gradient may have changed them
-    optimizer = local.optimizer.start(w, state)
+    optimizer = local.optimizer.start(w, kept)
     step_state = algorithm.init_steps(received, state, ctx)
     statistics = PathStatistics(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
@@ -210,7 +218,7 @@ def train_client(
     mean = None if statistics.gradients is None else statistics.gradients.div_(steps)
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, step_state=step_state)
     with keyed_torch_rng(local.seed, "report", ctx.round, client, device=device):
-        message, state = algorithm.report(path, received, without_optimizer(state), ctx)
+        message, state = algorithm.report(path, received, state, ctx)
     return ClientResult(
         message, {**state, **optimizer.client_state()}, steps, statistics.losses / steps, model.buffers()
     )
@@ -268,7 +276,13 @@ def local_step(
     known = {**state, **step_state} if step_state else state
     u = algorithm.direction(w, gradient, received, known, ctx)
     if isinstance(u, tuple):
-        u, step_state = u
+        u, new = u
+        if new.keys() != step_state.keys():
+            raise KeelError(
+                f"{type(algorithm).__name__}.direction must return a step state with the names of init_steps, "
+                f"{sorted(step_state)} (got {sorted(new)})"
+            )
+        step_state = {name: value.clone() for name, value in new.items()}  # w and the gradient are overwritten
     d = algorithm.displacement(w, received, known, ctx)
     optimizer.step(w, u, ctx.lr)
     if d is not None:

@@ -1,10 +1,12 @@
-"""Evaluation of the model on each client's own held-out examples, after some steps of fine-tuning if asked for.
+"""Evaluation on each client's own held-out examples, of the server's model or of the client's personal one.
 
-The mean over clients says how a typical client fares, the worst decile how unequal they are. All examples of a client
-are in one part of the work, so that its metric is computed where its examples are.
+Some steps of fine-tuning may come first. The mean over clients says how a typical client fares, the worst decile how
+unequal they are. All examples of a client are in one part of the work, so that its metric is computed where its
+examples are. Personal models are evaluated where the client states are, which is the process of the server.
 """
 
 import logging
+from collections.abc import Callable
 from math import ceil, isfinite, nan
 from typing import Any
 
@@ -38,11 +40,20 @@ class ClientEvaluator:
             FlatModel(without_statistics(task.module)) if local_buffers else FlatModel(task.module, task.moving)
         )
 
-    def measure(self, part: int, theta: Tensor, buffers: Tensor | None) -> Tensor:
-        """Return the metric and the number of examples of each client of a part, one after another."""
+    @property
+    def personalised(self) -> bool:
+        """Whether each client has a model of its own."""
+        return self.local.algorithm.personalised
+
+    def measure(self, part: int, model_of: Callable[[int], Tensor], buffers: Tensor | None) -> Tensor:
+        """Return the metric and the number of examples of each client of a part, one after another.
+
+        Args:
+            model_of: The weights of the model that a client is evaluated with.
+        """
         measured = []
         for client, rows in self.tests.of_part(part):
-            self.model.weights.copy_(theta)
+            self.model.weights.copy_(model_of(client))
             self.model.set_buffers(buffers)
             if self.tests.steps:
                 self._fine_tune(client)

@@ -23,6 +23,8 @@ from keel.algorithms.base import ClientState, State
 from keel.core.choices import Precision
 from keel.errors import KeelError
 
+OPTIMIZER = "keel.optimizer."
+"""Begins the names of a client's optimiser state. Names that begin with "keel." are reserved."""
 Signature = dict[str, tuple[list[int], str]]
 """The names of tensors with their shapes and dtypes."""
 
@@ -138,12 +140,17 @@ class ClientStates(Mapping[int, ClientState]):
 
 
 def stored(state: ClientState, precision: Precision, parameters: int | None) -> ClientState:
-    """The state as it is stored: with half precision, float32 tensors as long as the model are cast to it."""
+    """The state as it is stored: with half precision, float32 tensors as long as the model are cast to it.
+
+    Tensors of the local optimiser are not cast to float16, in which the squares of small gradients would become 0.
+    """
     dtype = getattr(torch, precision)
-    return {
-        name: value.to(dtype) if value.dtype == torch.float32 and value.numel() == parameters else value
-        for name, value in state.items()
-    }
+
+    def is_cast(name: str, value: Tensor) -> bool:
+        narrow = precision == "float16" and name.startswith(OPTIMIZER)
+        return value.dtype == torch.float32 and value.numel() == parameters and not narrow
+
+    return {name: value.to(dtype) if is_cast(name, value) else value for name, value in state.items()}
 
 
 def restored(state: ClientState, precision: Precision, parameters: int | None) -> ClientState:

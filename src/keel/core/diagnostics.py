@@ -83,12 +83,14 @@ def _full_participation(event: RoundEnd) -> Tensor:
     loop, clients = event.loop, event.loop.participation.all_clients
     states, buffers = loop.client_inputs(clients, event.state)
     work = replace(event.work, cohort=clients, client_states=states, buffers=buffers)
-    mean = torch.zeros_like(loop.initial)
+    mean: Tensor | None = None
     for weight, result in zip(loop.participation.weights(clients), loop.engine.train(work), strict=True):
         if isinstance(result, Dropped):
             raise KeelError(f"evaluation.deviation requires a reply from every client ({result.reason})")
         if "delta" not in result.message:
             name = type(loop.algorithm).__name__
             raise KeelError(f"evaluation.deviation requires reports with 'delta', which {name} does not send")
+        mean = torch.zeros_like(result.message["delta"]) if mean is None else mean
         mean.add_(result.message["delta"], alpha=weight)
+    assert mean is not None
     return mean

@@ -121,6 +121,8 @@ class RoundSize:
     """One client's state, its buffers included, as an engine holds it (float32)."""
     activations: int
     """What the forward pass of one client's minibatch keeps for the backward pass."""
+    steps: int = 0
+    """What one client passes from step to step within a round: optimiser state and step state."""
 
 
 class Engine(Protocol):
@@ -162,7 +164,7 @@ class Engine(Protocol):
 
 def one_client_footprint(size: RoundSize) -> int:
     """Return the peak bytes of training one client at a time in one process, as measured, rounded up."""
-    return 14 * size.model + 9 * size.client_state + 2 * size.activations
+    return 14 * size.model + 9 * size.client_state + 2 * size.activations + size.steps
 
 
 class EngineDefaults:
@@ -203,7 +205,7 @@ class InProcess(EngineDefaults):
         rows = min(size.cohort, self.group)
         if rows == 1:
             return one_client_footprint(size)
-        return rows * (9 * size.model + 8 * size.client_state + 2 * size.activations)
+        return rows * (9 * size.model + 8 * size.client_state + 2 * size.activations + size.steps)
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         self.evaluator.load_weights(theta, buffers)

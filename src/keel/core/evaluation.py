@@ -49,8 +49,12 @@ class Evaluator:
 
     @property
     def parts(self) -> int:
-        """The number of parts of an evaluation: the chunks of the test examples, then groups of clients."""
-        return len(self.chunks) + (0 if self.clients is None else self.clients.tests.parts)
+        """The number of parts that an engine measures: the chunks of the test examples, then groups of clients.
+
+        The loop measures clients with personal models itself: it has the client states.
+        """
+        clients = 0 if self.clients is None or self.clients.personalised else self.clients.tests.parts
+        return len(self.chunks) + clients
 
     @property
     def sums(self) -> int:
@@ -60,7 +64,7 @@ class Evaluator:
     def measure(self, part: int) -> Tensor:
         """Measure one part: the sums of a chunk and the encoded states of the metrics, or the metrics of clients."""
         if self.clients is not None and part >= len(self.chunks):
-            return self.clients.measure(part - len(self.chunks), self.model.weights, self.buffers)
+            return self.clients.measure(part - len(self.chunks), lambda _: self.model.weights, self.buffers)
         data, metrics = self.task.data, self.task.metrics
         with keyed_torch_rng(0, "evaluation", part):  # the items of a data set may be drawn at random
             measured = measure_examples(self.task, self.model, data.test[self.chunks[part]])

@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from keel.core.adapted import unadapted
 from keel.core.choices import Autocast
+from keel.core.copies import sharing_frozen
 from keel.core.fourier import use_direct, use_fourier
 from keel.errors import KeelError
 
@@ -21,6 +22,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class FlatModel:
     """A copy of `module` whose trainable parameters are views of the vector `weights`, with faster convolutions.
 
+    Frozen parameters are those of `module`, not copies.
+
     Args:
         moving: The names of the buffers that training changes, such as BatchNorm's statistics. The float ones are read
             and set as one vector; the others (counters) are reset whenever that vector is set.
@@ -30,14 +33,14 @@ class FlatModel:
     def __init__(self, module: nn.Module, moving: Sequence[str] = (), precision: Autocast = "float32"):
         if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
             raise KeelError("model: has lazy layers without shapes; pass an input through it first")
-        self.module, self._precision = deepcopy(module).train(), precision
+        self.module, self._precision = sharing_frozen(module).train(), precision
         use_fourier(self.module)
         trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
             raise KeelError(f"model: {type(module).__name__} has no trainable parameters")
         for name, parameter in trainable.items():
             if parameter.dtype != torch.float32:
-                raise KeelError(f"model: parameter {name} must be torch.float32 (got {parameter.dtype})")
+                raise KeelError(f"model: parameter {name} must be torch.float32 (got {parameter.dtype}); use .float()")
         self.names = list(trainable)
         self.shapes = [p.shape for p in trainable.values()]
         self.sizes = [p.numel() for p in trainable.values()]
@@ -54,9 +57,10 @@ class FlatModel:
         return FlatModel(self.module, tuple(self._moving), self._precision)
 
     def plain_module(self) -> nn.Module:
-        """The copy, with PyTorch's own layers."""
-        use_direct(self.module)
-        return unadapted(self.module)
+        """A copy that shares no tensor with the model, with PyTorch's own layers."""
+        module = deepcopy(self.module)
+        use_direct(module)
+        return unadapted(module)
 
     @property
     def size(self) -> int:
@@ -108,7 +112,8 @@ def state_fingerprint(module: nn.Module) -> str:
     """SHA-256 of the module's parameters, trained or frozen, and buffers."""
     content = sha256()
     for name, tensor in module.state_dict().items():
-        content.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        content.update(name.encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return content.hexdigest()
 
 

@@ -22,6 +22,7 @@ from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
 from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
+from keel.core.optimizers import without_optimizer
 from keel.core.participation import Participation
 from keel.core.records import Record
 from keel.core.reports import ReportCollector, client_inputs
@@ -166,6 +167,8 @@ class Loop:
         cohort = self.participation.cohort(t)
         ctx = self.participation.context(t, cohort)
         received = self.algorithm.broadcast(state.server, ctx)
+        if self.algorithm.probes and "theta" not in received:
+            raise KeelError(f"{type(self.algorithm).__name__} sets probes = True, so broadcast() must send 'theta'")
         averaged = None if self.settings.local_buffers else state.buffers
         _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
         states, buffers = self.client_inputs(cohort, state)
@@ -207,12 +210,26 @@ class Loop:
     def _evaluated(self, record: Record, state: TrainingState) -> Record:
         """The record with the model's metrics on the test examples."""
         if not record.get("diverged"):
-            metrics = self.engine.evaluator.quality(self.engine.measure(state.server["theta"], state.buffers))
+            metrics = self.engine.evaluator.quality(self._measured(state))
             if isfinite(metrics.get("test_loss", 0.0)):  # missing where no site with test examples answered
                 cast(dict[str, Any], record).update(metrics)
             else:
                 record["diverged"] = True
         return record
+
+    def _measured(self, state: TrainingState) -> Iterator[Tensor]:
+        """The parts of an evaluation. The engine measures the server's model, this process the personal ones."""
+        theta, clients = state.server["theta"], self.engine.evaluator.clients
+        yield from self.engine.measure(theta, state.buffers)
+        if clients is None or not clients.personalised:
+            return
+
+        def personal_model(client: int) -> Tensor:
+            (client_state,), _ = self.client_inputs(np.array([client]), state)
+            return self.algorithm.personal_model(theta, without_optimizer(client_state), self.participation.sizes)
+
+        for part in range(clients.tests.parts):
+            yield clients.measure(part, personal_model, state.buffers)
 
     def client_inputs(
         self, cohort: np.ndarray, state: TrainingState

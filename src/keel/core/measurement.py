@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from keel.core.examples import Examples
+from keel.core.fast_path import calling_all_parts
 from keel.core.flat_model import FlatModel
 from keel.core.metrics import counted_targets
 from keel.core.task import Task
@@ -32,7 +33,8 @@ class Measurement:
 def measure_examples(task: Task, model: FlatModel, examples: Examples) -> Measurement:
     """Measure a model on stored examples; its module is in evaluation mode."""
     device = model.weights.device
-    outputs = model.module(task.data.transform(examples.inputs).to(device))
+    with calling_all_parts(model.module):
+        outputs = model.module(task.data.transform(examples.inputs).to(device))
     loss = float(task.loss(outputs, examples.targets.to(device)).cpu().double().sum())
     predictions, targets = task.compared(outputs.cpu(), examples.targets)
     return Measurement(loss, predictions, targets, counted_targets(targets, task.data.specials))

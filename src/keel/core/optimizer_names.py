@@ -3,6 +3,7 @@ imported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from keel.errors import KeelError, unknown_name
@@ -19,11 +20,13 @@ class NamedOptimizer:
     settings: tuple[str, ...]
 
 
+FLAGS = ("nesterov", "amsgrad", "centered")
+"""Settings that are true or false. `betas` are two numbers, and all others are numbers from 0."""
 OPTIMIZERS = {
     "sgd": NamedOptimizer("SGD", ("momentum", "dampening", "nesterov")),
-    "adam": NamedOptimizer("Adam", ("betas", "eps", "amsgrad", "fused")),
-    "adamw": NamedOptimizer("AdamW", ("betas", "eps", "amsgrad", "fused")),
-    "adagrad": NamedOptimizer("Adagrad", ("eps", "lr_decay", "initial_accumulator_value", "fused")),
+    "adam": NamedOptimizer("Adam", ("betas", "eps", "amsgrad")),
+    "adamw": NamedOptimizer("AdamW", ("betas", "eps", "amsgrad")),
+    "adagrad": NamedOptimizer("Adagrad", ("eps", "lr_decay", "initial_accumulator_value")),
     "rmsprop": NamedOptimizer("RMSprop", ("alpha", "eps", "momentum", "centered")),
 }
 
@@ -49,5 +52,22 @@ def check_optimizer(name: str, settings: Mapping[str, Any], fields: Mapping[str,
                     f"local.{setting} requires local.optimizer = {' or '.join(map(repr, others))} (got {name!r})"
                 )
             raise unknown_name("local field", setting, [*accepted, *fields])
-        if not isinstance(value, int | float | list | tuple):
-            raise KeelError(f"local.{setting} must be a number, a list of numbers or true or false (got {value!r})")
+        _check_value(setting, value)
+    if settings.get("nesterov") and not settings.get("momentum"):
+        raise KeelError("local.nesterov = true requires local.momentum above 0, as in local.momentum = 0.9")
+
+
+def _check_value(setting: str, value: Any) -> None:
+    if setting in FLAGS:
+        valid, expected = isinstance(value, bool), "true or false"
+    elif setting == "betas":
+        valid = isinstance(value, list | tuple) and len(value) == 2 and all(_is_number(part, 1.0) for part in value)
+        expected = "two numbers from 0 and below 1, as in [0.9, 0.99]"
+    else:
+        valid, expected = _is_number(value), "a number from 0"
+    if not valid:
+        raise KeelError(f"local.{setting} must be {expected} (got {value!r})")
+
+
+def _is_number(value: Any, limit: float = inf) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < limit

@@ -5,10 +5,10 @@ cohort do not interact in it. Whether an optimiser is elementwise is tried when 
 one that normalises each tensor, gets the model's tensors, one client at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import Parameter, signature
+from hashlib import sha256
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -16,13 +16,12 @@ import torch
 from torch import Size, Tensor
 
 from keel.algorithms.base import ClientState
+from keel.core.client_state import OPTIMIZER
+from keel.core.optimizer_trial import MakeOptimizer, accepts, is_elementwise, weights_after_steps
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.errors import KeelError
 
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
-"""Makes an optimiser of parameters, as the classes of torch.optim do; `lr` and `weight_decay` are passed by name."""
-PREFIX = "optimizer."
-"""Of the names of a client's optimiser state."""
-ROUNDS = PREFIX + "rounds"
+ROUNDS = OPTIMIZER + "rounds"
 """In how many rounds a kept state was used; 0 for a client that has none yet."""
 
 
@@ -46,6 +45,10 @@ class LocalOptimizer(Protocol):
     def elementwise(self) -> bool:
         """Whether each weight's step depends on its own gradients alone."""
 
+    @property
+    def vectors(self) -> int:
+        """How many vectors of the model's size its state has during a round, for the resource estimate."""
+
     def init_client(self, theta: Tensor) -> ClientState:
         """The optimiser state of a client before its first round; {} if it is reset in every round."""
 
@@ -64,6 +67,7 @@ class PlainSGD:
     weight_decay: float = 0.0
     decayed: Tensor | None = None
     elementwise = True
+    vectors = 0
 
     def init_client(self, theta: Tensor) -> ClientState:
         return {}
@@ -102,7 +106,8 @@ class TorchOptimizer:
 
     @property
     def name(self) -> str:
-        return getattr(self.make, "__name__", type(self.make).__name__)
+        make = getattr(self.make, "func", self.make)  # of a functools.partial
+        return getattr(make, "__name__", type(make).__name__)
 
     @cached_property
     def elementwise(self) -> bool:
@@ -111,24 +116,63 @@ class TorchOptimizer:
 
     def check(self) -> None:
         """Raise a KeelError if the optimiser cannot be made or take a step, or if its state cannot be kept."""
+        for field_name in ("lr", "weight_decay"):
+            if field_name in getattr(self.make, "keywords", {}):
+                value = self.make.keywords[field_name]  # type: ignore[attr-defined]
+                raise KeelError(f"optimizer: set local.{field_name} instead of {field_name}={value!r} in the partial")
         weights = torch.ones(sum(shape.numel() for shape in self.shapes))
         try:
-            self.start(weights, self.init_client(weights)).step(weights, torch.ones_like(weights), 1e-3)
+            with keyed_torch_rng(0, "optimizer"):
+                self.start(weights, self.init_client(weights)).step(weights, torch.ones_like(weights), 1e-3)
         except KeelError:
             raise
         except Exception as error:  # whatever the user's class raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise KeelError(f"local.optimizer: {self.name} fails: {reason}") from None
+            settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+            raise KeelError(f"local.optimizer: {self.name}({settings}) fails: {reason}") from None
         if self.keep and not self.elementwise:
             raise KeelError(
                 f"local.optimizer_state = 'keep' requires an elementwise optimiser (got {self.name}); use 'reset'"
             )
+        if self.keep and not self._survives_rounds():
+            raise KeelError(
+                "local.optimizer_state = 'keep' requires an optimiser whose whole state is in `optimizer.state` after "
+                f"its first step (got {self.name}); use 'reset'"
+            )
+
+    def _survives_rounds(self) -> bool:
+        """Return whether two rounds of three steps are the same as six steps."""
+        trial = TorchOptimizer(self.make, [Size([4])], [True], self.weight_decay, self.settings, keep=True)
+        state = trial.init_client(torch.zeros(4))
+        kept, single = torch.linspace(-1, 1, 4), torch.linspace(-1, 1, 4)
+        whole = trial.start(single, state)
+        with keyed_torch_rng(0, "optimizer"):
+            for number in range(6):
+                if number % 3 == 0:
+                    steps = trial.start(kept, state)
+                gradient = torch.cos(torch.arange(4.0) + number)
+                steps.step(kept, gradient, 0.1)
+                whole.step(single, gradient, 0.1)
+                state = steps.client_state()
+        return torch.allclose(kept, single, rtol=1e-5, atol=1e-7)
+
+    @cached_property
+    def vectors(self) -> int:
+        return sum(example is None for _, example in self._template) if self.elementwise else 2
+
+    @property
+    def fingerprint(self) -> str:
+        """The name and the result of a few steps, rounded, by which another optimiser or setting is recognised."""
+        if not self.elementwise:  # it may require tensors of other shapes than the trial's
+            return self.name
+        weights = weights_after_steps(self.made, lambda vector: [vector], lr=0.5)
+        return f"{self.name} {sha256(' '.join(f'{w:.4g}' for w in weights.tolist()).encode()).hexdigest()[:12]}"
 
     def init_client(self, theta: Tensor) -> ClientState:
         if not self.keep:
             return {}
         state = {name: torch.zeros_like(theta) if value is None else _stored(value) for name, value in self._template}
-        return {ROUNDS: torch.zeros(1, dtype=torch.int64), **{PREFIX + name: value for name, value in state.items()}}
+        return {ROUNDS: torch.zeros(1, dtype=torch.int64), **{OPTIMIZER + name: value for name, value in state.items()}}
 
     def start(self, w: Tensor, state: ClientState) -> Steps:
         return _TorchSteps(self, w, state)
@@ -171,12 +215,14 @@ class TorchOptimizer:
 
     def made(self, parameters: Sequence[Tensor] | Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these parameters or parameter groups. Its learning rate is set in each step."""
-        decay = {"weight_decay": self.weight_decay} if _accepts(self.make, "weight_decay") else {}
+        decay = {"weight_decay": self.weight_decay} if accepts(self.make, "weight_decay") else {}
         if self.weight_decay and not decay:
             raise KeelError(f"local.weight_decay must be 0 for {self.name}, which has none (got {self.weight_decay:g})")
         optimizer = self.make(parameters, lr=1.0, **decay, **self.settings)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise KeelError(f"local.optimizer must make a torch.optim.Optimizer (got {optimizer!r})")
+        if any(group.get("fused") for group in optimizer.param_groups):
+            raise KeelError("local.fused must be false: fused kernels require contiguous tensors (got true)")
         return optimizer
 
 
@@ -198,6 +244,8 @@ class _TorchSteps:
                     group["foreach"] = True  # all rows in one call
         self.rounds = state.get(ROUNDS)
         if config.keep:
+            if self.rounds is None:
+                raise KeelError("a client state of this run has no optimiser state: start the run again")
             self._load(state)
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -209,7 +257,7 @@ class _TorchSteps:
         return groups + ([{"params": by_decay[False], "weight_decay": 0.0}] if by_decay[False] else [])
 
     def step(self, w: Tensor, u: Tensor, lr: float) -> None:
-        if not self.single_rows and self.parts[0][0].shape[0] > w.shape[0] and w.dim() == 2:
+        if w.dim() == 2 and not self.single_rows and len(self.parts[0][0]) > len(w):
             self._narrow(w)
         directions = [self.config.parts(row) for row in (u if self.single_rows else [u])]
         for row, parts in enumerate(self.parts):
@@ -237,9 +285,8 @@ class _TorchSteps:
             if not int(kept[ROUNDS]):
                 continue
             for name, example in self.config._template:
-                values = (
-                    self.config.parts(kept[PREFIX + name]) if example is None else [kept[PREFIX + name]] * len(parts)
-                )
+                stored = kept[OPTIMIZER + name]
+                values = self.config.parts(stored) if example is None else [stored] * len(parts)
                 for part, value in zip(parts, values, strict=True):
                     self.optimizer.state[part][name] = value.clone() if example is None else _restored(value, example)
 
@@ -253,17 +300,17 @@ class _TorchSteps:
             for parts in self.parts:
                 values = [self.optimizer.state[part][name] for part in parts]
                 rows.append(torch.cat(values, dim=-1) if example is None else _stored(values[0]))
-            kept[PREFIX + name] = torch.stack(rows) if self.single_rows else rows[0]
+            kept[OPTIMIZER + name] = torch.stack(rows) if self.single_rows else rows[0]
         return kept
 
 
 def without_optimizer(state: ClientState) -> ClientState:
     """The client state without the optimiser's, as the algorithm gave it."""
-    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}
+    return {name: value for name, value in state.items() if not name.startswith(OPTIMIZER)}
 
 
 def _row(tensors: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-    return {name: value[row] for name, value in tensors.items() if name.startswith(PREFIX)}
+    return {name: value[row] for name, value in tensors.items() if name.startswith(OPTIMIZER)}
 
 
 def _stored(value: Tensor | float) -> Tensor:
@@ -274,35 +321,3 @@ def _stored(value: Tensor | float) -> Tensor:
 def _restored(value: Tensor, example: Any) -> Any:
     """The number of the optimiser's state, of the kind of `example`."""
     return value.clone().reshape(example.shape).cpu() if isinstance(example, Tensor) else type(example)(value.item())
-
-
-def _accepts(make: MakeOptimizer, name: str) -> bool:
-    try:
-        parameters = signature(make).parameters
-    except ValueError:  # a class in C has no signature
-        return True
-    return name in parameters or any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
-
-
-def is_elementwise(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> bool:
-    """Return whether an optimiser gives the same steps on one vector, on its parts, and on rows of a matrix."""
-
-    def weights_after_steps(split: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        weights = torch.linspace(-1, 1, 12)
-        parts = [*split(weights)]
-        optimizer = make(parts)
-        for number in range(3):
-            gradients = torch.cos(torch.arange(12.0) + number) * torch.logspace(-2, 1, 12)
-            for part, gradient in zip(parts, split(gradients), strict=True):
-                part.grad = gradient
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01
-            optimizer.step()
-        return weights
-
-    try:
-        whole = weights_after_steps(lambda vector: [vector])
-        others = [weights_after_steps(split) for split in (lambda v: torch.split(v, [5, 7]), lambda v: [v.view(2, 6)])]
-    except Exception:  # it needs tensors of another kind, such as matrices; `check` tries it on the model's own
-        return False
-    return all(torch.allclose(whole, other, rtol=1e-5, atol=1e-7) for other in others)

@@ -193,6 +193,8 @@ class Environment(Versions, total=False):
     title: str
     """The algorithm's name as people write it."""
     loss: str
+    optimizer: str
+    """The class of the local optimiser and a fingerprint of its steps; missing for plain SGD."""
     metrics: str
     """"custom" if metrics were passed in Python."""
     metric: str

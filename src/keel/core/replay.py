@@ -11,7 +11,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import CellType
+from types import CellType, MethodType
 from typing import Any
 
 import numpy as np
@@ -173,6 +173,8 @@ def _attributes(module: nn.Module, loss: Loss) -> dict[str, Any]:
 
 def _content(value: Any) -> Any:
     """Return the pickled value, by which a change is recognised; the identity of what cannot be pickled."""
+    if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):  # its pickle would hold the weights
+        return value.__func__, id(value.__self__)
     try:
         return pickle.dumps(value.cell_contents if isinstance(value, CellType) else value)
     except Exception:  # pickle raises exceptions of many classes, and an empty cell has no contents

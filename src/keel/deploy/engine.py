@@ -27,8 +27,6 @@ from keel.errors import KeelError
 
 ATTEMPTS = 5
 """How often the server requests a round with too few valid replies."""
-SERVER_SUMS = {"scaffold": "c", "scaffold_m": "c", "feddyn": "h"}
-"""Server state that is a sum over the state of all clients, by algorithm. It keeps the part of a state that is lost."""
 LAST_ROUND = "keel.round"
 """The only client state at the server: the last round of a site that the server counted. The rest stays at the site."""
 
@@ -166,5 +164,5 @@ class FlowerEngine(EngineDefaults):
 
     def _warn_of_lost_state(self, site: int) -> None:
         log.warning("site %d has lost its client state and joins as a new one", site)
-        if name := SERVER_SUMS.get(self.spec.algorithm.name):
+        if name := self.spec.algorithm.server_sum:
             log.warning("the server's %s still contains the lost state of site %d", name, site)

@@ -73,9 +73,10 @@ class LocalSGD(torch.optim.Optimizer):
         device = self.w.device
         self.received = {name: value.to(device) for name, value in self.round.received.items()}
         self.client_state = {name: value.to(device) for name, value in self.round.state.items()}
-        self.w.copy_(self.received["theta"])
-        self._point_parameters_to(self.w)
         self.ctx: ClientContext = self.round.ctx.for_client(steps)
+        self.w.copy_(self.round.algorithm.start(self.received, self.client_state, self.ctx))
+        self.start = self.w.clone()
+        self._point_parameters_to(self.w)
         self.sgd, self.steps_taken = PlainSGD(weight_decay), 0
         self.step_state = self.round.algorithm.init_steps(self.received, self.client_state, self.ctx)
         self.gradient_sum, self.loss_sum = torch.zeros_like(self.w), 0.0
@@ -127,7 +128,7 @@ class LocalSGD(torch.optim.Optimizer):
         if self.steps_taken != self.ctx.steps:
             raise KeelError(f"LocalSGD took {self.steps_taken} steps, but was made with steps={self.ctx.steps}")
         mean_gradient = self.gradient_sum / self.steps_taken
-        path = Path(self.received["theta"], self.w.clone(), mean_gradient=mean_gradient, step_state=self.step_state)
+        path = Path(self.start, self.w.clone(), mean_gradient=mean_gradient, step_state=self.step_state)
         return self.round.algorithm.report(path, self.received, self.client_state, self.ctx)
 
 

@@ -71,9 +71,12 @@ class KeelStrategy(FedAvg):
         if self.server is None:
             self.shapes = {name: array.shape for name, array in arrays.items()}
             self.server = self.algorithm.init_server(theta := flatten_arrays(arrays))
-            self.report_signature = signature_of(
-                messages_of(self.algorithm, torch.zeros_like(theta), self._sizes)[1][-1]
-            )
+            down, up = messages_of(self.algorithm, torch.zeros_like(theta), self._sizes)
+            if "theta" not in down[0]:
+                raise KeelError(
+                    f"KeelStrategy supports only algorithms that send the whole model (got {self.algorithm.name!r})"
+                )
+            self.report_signature = signature_of(up[-1])
         sample_size = max(int(len(list(grid.get_node_ids())) * self.fraction_train), self.min_train_nodes)
         cohort, online = sample_nodes(grid, self.min_available_nodes, sample_size)
         self.nodes.update(online)

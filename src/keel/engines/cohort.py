@@ -111,20 +111,20 @@ class Cohort(InProcess):
         """Train clients, those with most examples first, as one program. Their group has `group` clients."""
         algorithm, local = self.local.algorithm, self.local.config
         plan = self._plan(work)
-        state = to_device(stack_states(work.client_states), self.device)
+        stacked = to_device(stack_states(work.client_states), self.device)
+        state = without_optimizer(stacked)
         column = torch.from_numpy(plan.steps).float()[:, None].to(self.device)
-        w = work.received["theta"].expand(len(work.cohort), -1).clone()
-        start = w.clone()
-        full = None
+        ctx = work.ctx.for_client(column)
+        start, full = algorithm.start(work.received, state, ctx), None
+        w = start.expand(len(work.cohort), -1).clone()
         if "full_gradient" in algorithm.observes:
-            full = self._full_gradients(work.received["theta"], work.cohort, work.ctx, group)
-        optimizer = self.local.optimizer.start(w, state)
+            full = self._full_gradients(start, work.cohort, work.ctx, group)
+        optimizer = self.local.optimizer.start(w, stacked)
         statistics = PathStatistics(
             w.new_zeros(len(w)), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None
         )
         gradients_of = self._gradients.for_group(group)
-        state = without_optimizer(state)
-        rows, active_state, ctx = w, state, work.ctx.for_client(column)
+        rows, active_state = w, state
         final = StepStates(algorithm.init_steps(work.received, state, ctx), len(w))
         step_state = final.rows(len(w))
         for minibatches in self._minibatches(plan):
@@ -143,7 +143,7 @@ class Cohort(InProcess):
             step_state = local_step(algorithm, optimizer, rows, gradient, work.received, active_state, step_state, ctx)
             final.update(step_state)
         mean = None if statistics.gradients is None else statistics.gradients / column
-        path = Path(start, w, mean_gradient=mean, full_gradient=full, step_state=final.rows(len(w)))
+        path = Path(start.expand_as(w), w, mean_gradient=mean, full_gradient=full, step_state=final.rows(len(w)))
         message, state = algorithm.report(path, work.received, state, work.ctx.for_client(column))
         state = {**state, **optimizer.client_state()}
         losses = statistics.losses / column[:, 0]
@@ -159,14 +159,15 @@ class Cohort(InProcess):
             choices += self.local.augmentations([len(examples[-1])], "preparation", work.ctx.round, client)
         return Plan.of(examples, choices, sizes)
 
-    def _full_gradients(self, theta: Tensor, cohort: np.ndarray, ctx: Context, group: int) -> Tensor:
-        """Return each client's gradient over all its examples."""
-        gradients = theta.new_empty(len(cohort), len(theta))
+    def _full_gradients(self, point: Tensor, cohort: np.ndarray, ctx: Context, group: int) -> Tensor:
+        """Return each client's gradient over all its examples, at one point or at a row per client."""
+        gradients = point.new_empty(len(cohort), point.shape[-1])
         for rows in self._programs(cohort, self.local.chunk):
-            gradients[rows] = self._full_gradients_of(theta, cohort[rows], ctx, group)
+            at = point if point.dim() == 1 else point[rows]
+            gradients[rows] = self._full_gradients_of(at, cohort[rows], ctx, group)
         return gradients
 
-    def _full_gradients_of(self, theta: Tensor, cohort: np.ndarray, ctx: Context, group: int) -> Tensor:
+    def _full_gradients_of(self, point: Tensor, cohort: np.ndarray, ctx: Context, group: int) -> Tensor:
         """Return the full gradients of clients, those with most examples first, as one program, chunk by chunk."""
         examples, choices, sizes, chunk = [], [], [], self.local.chunk
         for client in cohort.tolist():
@@ -175,7 +176,7 @@ class Cohort(InProcess):
             sizes.append([min(chunk, len(indices) - first) for first in range(0, len(indices), chunk)])
         plan = Plan.of(examples, choices, sizes)
         counts = torch.from_numpy(plan.sizes.sum(1, keepdims=True)).to(self.device)
-        rows = theta.expand(len(cohort), -1)
+        rows = point.expand(len(cohort), -1)
         total, gradients_of = torch.zeros_like(rows), self._gradients.for_group(group)
         for width, (inputs, targets, shares) in zip(plan.sizes.max(0), self._minibatches(plan), strict=True):
             active = len(shares)

@@ -1,9 +1,9 @@
 """Check whether an algorithm's client functions can run on stacked clients, as the engine `cohort` runs them.
 
-`cohort` gives `direction` and `report` tensors with one row per client. A function that reduces over all elements
-(`delta.norm()`) mixes the clients without an error, and the model is silently wrong. So before the first round both
-functions run on two clients with random inputs, stacked and separately, and the results are compared: in the first
-round, in an early one and in a late one.
+`cohort` gives `start`, `direction` and `report` tensors with one row per client. A function that reduces over all
+elements (`delta.norm()`) mixes the clients without an error, and the model is silently wrong. So before the first round
+these functions run on two clients with random inputs, stacked and separately, and the results are compared: in the
+first round, in an early one and in a late one.
 
 The check calls the functions with a few values only. It cannot detect a function that mixes clients under a condition
 that those values do not meet, such as `20 < ctx.round < 50`, `ctx.lr < 0.01` or a large norm of the update.
@@ -18,6 +18,7 @@ from torch import Tensor
 from keel.algorithms.base import Algorithm, ClientState, Context, Message, Path, Report, State
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.engines.cohort import client_row, stack_states
+from keel.errors import KeelError
 
 RTOL = 1e-4
 """The largest difference that counts as rounding, relative to the tensor's largest element."""
@@ -34,6 +35,9 @@ def stacking_error(algorithm: Algorithm, sizes: Sequence[int], seed: int = 0) ->
 
     Args:
         sizes: The number of elements of each of the model's parameter tensors.
+
+    Raises:
+        KeelError: The algorithm does not fit the model.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
@@ -41,6 +45,8 @@ def stacking_error(algorithm: Algorithm, sizes: Sequence[int], seed: int = 0) ->
         with keyed_torch_rng(seed, "stacking"):
             errors = (_Check(algorithm, tuple(sizes), round).error() for round in ROUNDS)
             return next((error for error in errors if error is not None), None)
+    except KeelError:
+        raise
     except Exception as error:  # the user's functions may raise anything
         return f"{type(algorithm).__name__} fails on random inputs ({_summary(error)})"
     finally:
@@ -64,7 +70,7 @@ class _Check:
         self.pairs = {"two new clients": [fresh, fresh]}
         if round > 1:
             before = (round - 3, round - 2)
-            returning = [self._report([0], [fresh], self._paths(1), _context(t, sizes), [3])[1] for t in before]
+            returning = [self._report([0], [fresh], self._paths([fresh]), _context(t, sizes), [3])[1] for t in before]
             self.pairs = {"two returning clients": returning, "a new and a returning client": [fresh, returning[0]]}
 
     def random(self, rows: int | None = None) -> Tensor:
@@ -90,12 +96,16 @@ class _Check:
         return None
 
     def _functions(self, states: list[ClientState]) -> Iterator[tuple[str, Callable[[list[int]], Message]]]:
-        """Yield both client functions, each as a function of the clients that it runs on."""
+        """Yield the client functions, each as a function of the clients that it runs on."""
         clients = len(states)
         ctx = self.ctx
         w, scale, shift = self.random(clients), self.random(clients), self.random(clients)
-        paths = self._paths(clients)
+        paths = self._paths(states)
         algorithm, received = self.algorithm, self.received
+
+        def start(rows: list[int]) -> Message:
+            state = _together([states[row] for row in rows])
+            return {"w": algorithm.start(received, state, ctx.for_client(_steps([STEPS[row] for row in rows])))}
 
         def two_steps(rows: list[int]) -> Message:
             point, state = _pick(w, rows), _together([states[row] for row in rows])
@@ -123,6 +133,7 @@ class _Check:
             sent = {f"message {name}": value for name, value in message.items()}
             return sent | {f"state {name}": value for name, value in state.items()}
 
+        yield "start", start
         yield "direction", two_steps
         yield "report", report
 
@@ -134,9 +145,10 @@ class _Check:
         path = Path(**{name: _pick(value, rows) for name, value in paths.items()}, step_state=step_state)
         return self.algorithm.report(path, self.received, state, client_ctx)
 
-    def _paths(self, clients: int) -> dict[str, Tensor]:
+    def _paths(self, states: list[ClientState]) -> dict[str, Tensor]:
         """Return the random fields of a Path with one row per client; only those that the algorithm asks for."""
-        start = self.received["theta"].expand(clients, -1)
+        clients, ctx = len(states), self.ctx.for_client(STEPS[0])
+        start = torch.stack([self.algorithm.start(self.received, _together([state]), ctx) for state in states])
         fields = {"start": start, "end": start + self.random(clients)}
         fields |= {name: self.random(clients) for name in sorted(self.algorithm.observes)}
         return fields

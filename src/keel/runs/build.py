@@ -18,7 +18,7 @@ from keel.core.examples import FederatedData, Partition
 from keel.core.flat_model import Loss
 from keel.core.loop import Loop, LoopSettings
 from keel.core.observers import Observer
-from keel.core.optimizers import MakeOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.core.records import PrimaryMetric
 from keel.core.sampling import SAMPLERS, Sampler
 from keel.core.schedules import LearningRate
@@ -198,7 +198,7 @@ def check_sampler(sampler: Any) -> None:
 
 def _loop_settings(spec: Spec) -> LoopSettings:
     def learning_rate(side: LocalSpec | ServerSpec) -> LearningRate:
-        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds, getattr(side, "warmup", 0))
+        return LearningRate(side.lr, side.schedule, side.decay, spec.rounds, side.warmup)
 
     return LoopSettings(
         seed=spec.seed,

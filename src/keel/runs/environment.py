@@ -14,6 +14,7 @@ from keel.core.adapted import own_loss
 from keel.core.flat_model import state_fingerprint
 from keel.core.loop import Loop
 from keel.core.losses import DEFAULTS, LOSSES, OWN
+from keel.core.optimizers import TorchOptimizer
 from keel.core.records import Environment, Versions
 from keel.core.sampling import Sampler
 from keel.core.task import Task, default_loss
@@ -65,7 +66,7 @@ def _engine_reason(loop: Loop) -> dict[str, str]:
 
 def fingerprints(loop: Loop) -> dict[str, Any]:
     """Fingerprints that are equal if two runs have the same task, also where parts of it were passed in Python."""
-    task = loop.task
+    task, optimizer = loop.task, loop.local.optimizer
     return {
         "loss": _loss_name(task),
         "parameters": loop.parameters,
@@ -73,6 +74,7 @@ def fingerprints(loop: Loop) -> dict[str, Any]:
         "examples_sha256": task.data.fingerprint(),
         "partition_sha256": task.data.partition.fingerprint(),
         "cohorts_sha256": _cohorts_sha256(loop.sampler),
+        **({"optimizer": optimizer.fingerprint} if isinstance(optimizer, TorchOptimizer) else {}),
     }
 
 

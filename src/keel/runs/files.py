@@ -1,7 +1,7 @@
 """Files that survive a kill or a full disk: written to a temporary name, synced, then renamed."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keel.errors import KeelError
@@ -24,6 +24,25 @@ def write_synced(file: Path, content: Iterable[bytes | memoryview]) -> None:
         stream.writelines(content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def write_once(file: Path, content: Sequence[bytes | memoryview], others: Iterable[Path]) -> None:
+    """Write the file, or link it to one of `others` that has the same content, which is then on disk only once."""
+    for other in others:
+        try:
+            if _has_content(other, content):
+                file.hardlink_to(other)
+                return
+        except OSError:  # it was removed meanwhile, or the file system has no hard links
+            continue
+    write_synced(file, content)
+
+
+def _has_content(file: Path, content: Sequence[bytes | memoryview]) -> bool:
+    if file.stat().st_size != sum(len(part) for part in content):
+        return False
+    with file.open("rb") as stream:
+        return all(stream.read(len(part)) == part for part in content)
 
 
 def sync(path: Path) -> None:

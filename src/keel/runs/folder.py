@@ -4,7 +4,7 @@ spec.toml        the resolved spec
 environment.json versions, engine, device and fingerprints of the task
 data.json        client statistics: sizes and label distributions
 model.json       names and shapes of the model's tensors, so that they can be read without the model's class
-frozen.safetensors   the model's tensors that training does not change, if it has any
+frozen.safetensors   the model's tensors that training does not change, if it has any; shared with other runs
 initial.safetensors  the initial weights, if they came from a file (model.init)
 metrics.jsonl    a record per round, append-only; no times, so that equal runs have equal files
 timings.jsonl    the wall-clock seconds of each round

@@ -18,6 +18,8 @@ from keel.units import percent, size
 
 HUB_NAME = "model.safetensors"
 """The name of the file that transformers loads from a folder."""
+ADAPTERS_NAME = "adapter_model.safetensors"
+"""The name of the file that peft loads from a folder."""
 POLICIES = {
     "group_norm": "from keel.models.normalisation import group_norm\nmodel = group_norm(model)  # as it was trained",
     "local": "from keel.core.buffers import without_statistics\n"
@@ -87,6 +89,12 @@ def _model_rows(folder: RunFolder, tensors: Mapping[str, Tensor]) -> dict[str, s
 
 def _loading(folder: RunFolder, file: str) -> str:
     """The lines of Python that load the model."""
+    if file == ADAPTERS_NAME and recorded_model(folder).adapters is not None:
+        return (
+            "from peft import PeftModel\n"
+            "base = ...  # the model that the adapters were added to\n"
+            'model = PeftModel.from_pretrained(base, ".")  # this folder'
+        )
     hub, policy = recorded_model(folder).hub, POLICIES.get(folder.table["model"].get("buffers", ""))
     if hub is not None and file == HUB_NAME and policy is None:
         architecture = hub["config"]["architectures"][0]

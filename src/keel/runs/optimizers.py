@@ -8,7 +8,8 @@ from torch import nn
 from keel import registry
 from keel.config.schema import LocalSpec
 from keel.core.optimizer_names import OPTIMIZERS
-from keel.core.optimizers import LocalOptimizer, MakeOptimizer, PlainSGD, TorchOptimizer
+from keel.core.optimizer_trial import MakeOptimizer
+from keel.core.optimizers import LocalOptimizer, PlainSGD, TorchOptimizer
 from keel.errors import KeelError
 
 
@@ -24,7 +25,7 @@ def make_optimizer(local: LocalSpec, module: nn.Module, passed: MakeOptimizer | 
     shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
     decays = [local.decay_biases or len(shape) > 1 for shape in shapes]
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in local.settings.items()}
-    if passed is None and local.optimizer == "sgd" and not any(settings.values()):
+    if passed is None and local.is_plain_sgd:
         mask = [torch.full((prod(shape),), float(on)) for shape, on in zip(shapes, decays, strict=True)]
         return PlainSGD(local.weight_decay, None if all(decays) else torch.cat(mask))
     make = passed or _find(local.optimizer)

@@ -10,7 +10,7 @@ from torch import nn
 from keel.algorithms import Algorithm
 from keel.config.defaults import check_names, make_spec, without_none
 from keel.config.overrides import read_spec
-from keel.config.schema import CUSTOM, Spec, algorithm_table
+from keel.config.schema import CUSTOM, LocalSpec, Spec, algorithm_table
 from keel.core.examples import FederatedData
 from keel.core.records import Environment
 from keel.errors import KeelError
@@ -37,10 +37,11 @@ PLACES = {
     "algorithm": _Place("algorithm"),
     "sampler": _Place("participation", "sampler"),
     "engine": _Place("engine", allowed=frozenset({"device", "layout", "workers"})),
+    "optimizer": _Place("local", "optimizer", allowed=frozenset({*LocalSpec.model_fields} - {"optimizer"})),
 }
-ARGUMENTS = ("model", "data", "algorithm", "loss", "metrics", "sampler", "engine")
+ARGUMENTS = ("model", "data", "algorithm", "loss", "metrics", "sampler", "engine", "optimizer")
 """The arguments of keel.run and keel.resume that may be objects."""
-NAMES = {"loss": ("local", "loss"), "metrics": ("evaluation", "metrics")}
+NAMES = {"loss": ("local", "loss"), "metrics": ("evaluation", "metrics"), "optimizer": ("local", "optimizer")}
 """The fields of arguments that may also be names. The environment records whether objects were passed."""
 KINDS = {"model": nn.Module, "data": FederatedData, "algorithm": Algorithm}
 
@@ -82,7 +83,7 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
         table = without_none(read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {}))
         check_names(table)
     for name, value in passed.items():
-        if value is not None and name in PLACES:
+        if objects_only(value) is not None and name in PLACES:
             table = _replaced(table, name, value)
         elif value is not None:
             table = _named(table, name, value)
@@ -102,7 +103,7 @@ def check_varied(fields: Iterable[str], passed: Passed) -> None:
 
 
 def objects_only(value: Any) -> Any:
-    """The argument `loss` or `metrics`; None if it consists of names, which the spec has."""
+    """The argument `loss`, `metrics` or `optimizer`; None if it consists of names, which the spec has."""
     return None if _are_names(value) else value
 
 
@@ -138,8 +139,10 @@ def check_resumed(passed: Passed, folder: RunFolder) -> None:
         )
     if recorded.get("metrics") == CUSTOM and _are_names(passed["metrics"]):
         raise KeelError("metrics were passed as objects when this run started; pass the same objects again")
-    for name in ("sampler", "engine"):
-        if passed[name] is not None and recorded[name] != CUSTOM:
+    if recorded.get("optimizer") == CUSTOM and _are_names(passed["optimizer"]):
+        raise KeelError("optimizer was passed as an object when this run started; pass the same object again")
+    for name in ("sampler", "engine", "optimizer"):
+        if passed[name] not in (None, recorded[name]) and recorded[name] != CUSTOM:
             raise KeelError(f"{name} was not passed when this run started (it used {recorded[name]!r}); leave it out")
     algorithm = passed["algorithm"]
     if algorithm is not None:
@@ -153,7 +156,7 @@ def check_resumed(passed: Passed, folder: RunFolder) -> None:
 
 def _recorded(name: str, table: Mapping[str, Any], environment: Environment) -> str | None:
     """What the run used: a name, or "custom" for an object that was passed."""
-    if name in NAMES:
+    if name in NAMES and name not in PLACES:
         section, field = NAMES[name]
         return environment.get(name) if table.get(section, {}).get(field) is None else None  # type: ignore[return-value]
     place = PLACES[name]
@@ -190,7 +193,7 @@ def _without_defaults(spec: Spec, passed: Passed) -> dict[str, Any]:
     full = spec.model_dump(exclude_none=True)
     table = {**full, "algorithm": spec.algorithm}  # which may have no name that can be imported
     for name, place in PLACES.items():
-        if passed.get(name) is not None:
+        if objects_only(passed.get(name)) is not None:
             rest = {section: value for section, value in table.items() if section != place.section}
             default = make_spec(rest).model_dump()[place.section]
             fields = full[place.section]

@@ -3,7 +3,6 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -11,10 +10,13 @@ from shutil import disk_usage
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from keel.algorithms import step_vectors
 from keel.core.choices import Precision
 from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
+from keel.core.copies import sharing_frozen
 from keel.core.engine import RoundSize, one_client_footprint
+from keel.core.loop import Loop
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS
@@ -128,13 +130,20 @@ def _round_size(training: Training) -> RoundSize:
         model=training.loop.parameters * 4,
         client_state=_client_state_bytes(training, "float32"),
         activations=_activation_bytes(training.loop.task) * min(batch, int(data.partition.sizes.max())),
+        steps=_step_bytes(training.loop),
     )
+
+
+def _step_bytes(loop: Loop) -> int:
+    """Return the bytes that pass from step to step: the state of the optimiser, and the algorithm's step state."""
+    vectors = step_vectors(loop.algorithm, loop.initial, loop.participation.sizes) + loop.local.optimizer.vectors
+    return vectors * loop.parameters * 4
 
 
 def _activation_bytes(task: Task) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, per example."""
     examples = task.data.train[task.data.partition.indices[:2]]
-    module, kept = deepcopy(task.module).train(), dict[int, int]()
+    module, kept = sharing_frozen(task.module).train(), dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

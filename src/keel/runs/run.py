@@ -14,6 +14,7 @@ from keel.config.schema import CUSTOM, Spec, algorithm_table, partition_label, r
 from keel.core.examples import FederatedData
 from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer, as_observer
+from keel.core.optimizer_trial import MakeOptimizer
 from keel.core.sampling import Sampler
 from keel.data.statistics import client_statistics
 from keel.errors import KeelError
@@ -41,6 +42,7 @@ def run(
     metrics: Metrics | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
+    optimizer: MakeOptimizer | str | None = None,
     out: str | Path | None = None,
     title: str | None = None,
     hooks: Sequence[Observer | Hook] = (),
@@ -63,6 +65,8 @@ def run(
             metric, by which runs are compared. By default accuracy, or the loss where targets are not classes.
         sampler: An object that samples the cohorts (see keel.core.sampling.Sampler).
         engine: A function of a keel.core.engine.Workload and a number of workers that returns the engine.
+        optimizer: The optimiser of local steps: a name ("sgd", "adam", "adamw", "adagrad", "rmsprop"), a class of
+            torch.optim, or a function of parameters, `lr` and `weight_decay` that makes one. By default SGD.
         out: The folder; without it a new one below runs/.
         title: The method's name in tables and reports; without it the algorithm's.
         hooks: keel.Observer instances, or functions hook(record, state, seconds) that are called after each round.
@@ -75,11 +79,11 @@ def run(
         KeelError: The spec, the arguments or the data are not valid, or the run does not fit on this machine.
     """
     hooks = [as_observer(hook) for hook in hooks]
-    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine)
+    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine, optimizer)
     spec = spec_of(spec, passed)
     check_trackers(spec.tracking)
     task = make_task(spec, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
-    training = build(spec, task, workers=workers, engine=engine, sampler=sampler)
+    training = build(spec, task, workers=workers, engine=engine, sampler=sampler, optimizer=objects_only(optimizer))
     with closing(training.loop.engine):
         check_dtypes(training.loop.algorithm.init_server(training.loop.initial))
         footprint = check_footprint(training, Path("runs" if out is None else out))
@@ -101,6 +105,7 @@ def resume(
     metrics: Metrics | None = None,
     sampler: Sampler | None = None,
     engine: EngineFactory | None = None,
+    optimizer: MakeOptimizer | str | None = None,
     address: str | None = None,
     hooks: Sequence[Observer | Hook] = (),
     workers: int | None = None,
@@ -110,8 +115,8 @@ def resume(
 
     Args:
         path: The run's folder.
-        model, data, algorithm, loss, metrics, sampler, engine: What was passed to keel.run has to be passed again,
-            and is checked to be the same where it can be.
+        model, data, algorithm, loss, metrics, sampler, engine, optimizer: What was passed to keel.run has to be passed
+            again, and is checked to be the same where it can be.
         address: A Ray cluster to continue on.
         hooks, workers, stop: As in keel.run.
     """
@@ -120,7 +125,7 @@ def resume(
     table, environment = folder.table, folder.environment
     recorded = {"device": environment.get("device", "cpu"), "layout": environment.get("layout")}
     engine_table = recorded | _resumed_engine(folder, table.get("engine", {}).get("name"), address)
-    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine)
+    passed = by_name(model, data, algorithm, loss, metrics, sampler, engine, optimizer)
     check_resumed(passed, folder)
     spec = folder.spec if algorithm is None else resolved_spec({**table, "algorithm": algorithm})
     check_trackers(spec.tracking)
@@ -128,7 +133,7 @@ def resume(
     with folder.locked():
         started = _with_recorded_init(spec, folder)
         task = make_task(started, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
-        training = build(spec, task, workers=workers, engine=engine, sampler=sampler)
+        training = build(spec, task, workers=workers, engine=engine, sampler=sampler, optimizer=objects_only(optimizer))
         loop = training.loop
         with closing(loop.engine):
             check_same_task(folder, loop)

@@ -21,13 +21,18 @@ def check_same_task(folder: RunFolder, loop: Loop) -> None:
         raise _other("model", _model_difference(folder, loop))
     if "loss" in differ:
         raise _other("loss", _then_now(*(_loss_text(loss) for loss in (then["loss"], now["loss"]))))
+    if "optimizer" in differ:
+        before, after = (str(text["optimizer"]).split()[0] for text in (then, now))
+        raise _other(
+            "optimizer", _then_now(before, after) if before != after else f"{after} as then, but other settings"
+        )
     metric, primary = then.get("metric"), loop.task.primary.name
     if metric not in (None, primary):
         raise _other("metrics", _then_now(f"{metric} first", f"{primary} first"))
     if "cohorts_sha256" in differ:
-        before, after = then.get("sampler"), sampler_text(loop.sampler)
-        same = f"{after} as then, but other cohorts"
-        raise _other("sampler", same if before in (None, after) else _then_now(before, after))
+        recorded, current = then.get("sampler"), sampler_text(loop.sampler)
+        same = f"{current} as then, but other cohorts"
+        raise _other("sampler", same if recorded in (None, current) else _then_now(recorded, current))
 
 
 def _other(name: str, difference: str) -> KeelError:

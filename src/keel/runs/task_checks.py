@@ -4,7 +4,6 @@ The same pass shows how the model is called: which of its outputs counts, and wh
 """
 
 import logging
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,9 @@ from torch.nn.functional import cross_entropy
 from keel.config.schema import Spec
 from keel.core.adapted import Adapter, adapted, own_loss
 from keel.core.buffers import moving_buffers
+from keel.core.copies import sharing_frozen
 from keel.core.examples import Examples, FederatedData
+from keel.core.fast_path import ignores_adapters
 from keel.core.flat_model import FlatModel
 from keel.core.losses import one_per_example
 from keel.core.metrics import FunctionMetric, Metric, encode
@@ -40,7 +41,7 @@ def checked_task(task: Task, spec: Spec) -> Task:
         KeelError: Model, loss, metrics and data do not fit together.
     """
     FlatModel(task.module)
-    module = deepcopy(task.module).train()
+    module = sharing_frozen(task.module).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with keyed_torch_rng(0, "trial"):
         with torch.no_grad():
@@ -56,6 +57,11 @@ def checked_task(task: Task, spec: Spec) -> Task:
     _check_metrics(task, *compared)
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
     _check_single_example(task, spec)
+    if ignores_adapters(task.module):
+        log.warning(
+            "in evaluation mode nn.TransformerEncoderLayer ignores adapters; Keel evaluates with "
+            "torch.backends.mha.set_fastpath_enabled(False), which the use of the trained model requires too"
+        )
     return task
 
 
@@ -209,7 +215,7 @@ def _check_single_example(task: Task, spec: Spec) -> None:
         single |= sizes % task.data.chunk_size == 1
     if not single.any():
         return
-    module: Any = deepcopy(task.module).train()
+    module: Any = sharing_frozen(task.module).train()
     try:
         with keyed_torch_rng(0, "trial"), torch.no_grad():
             module(task.data.transform(task.data.train[task.data.partition.indices[:1]].inputs))

@@ -1,6 +1,6 @@
 """The contract of an algorithm. `cls` is the algorithm's class."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from keel.algorithms.base import (
     weighted_mean,
 )
 from keel.algorithms.base import Path as LocalPath
+from keel.config.schema import LocalSpec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
 from keel.core.loop import Loop
@@ -72,6 +73,7 @@ class Watched(Algorithm):
     observes = property(lambda self: self.inner.observes)
     probes = property(lambda self: self.inner.probes)
     pooled = property(lambda self: self.inner.pooled)
+    personalised = property(lambda self: self.inner.personalised)
 
     def __init__(self, inner: Algorithm):
         object.__setattr__(self, "inner", inner)
@@ -89,6 +91,9 @@ class Watched(Algorithm):
         received = list(probes)
         messages = [report.message for report in received]
         return self._unchanged(lambda: self.inner.absorb(server, received, ctx), server, *messages)
+
+    def start(self, received: Message, state: State, ctx: ClientContext) -> Tensor:
+        return self._unchanged(lambda: self.inner.start(received, state, ctx), received, state)
 
     def init_steps(self, received: Message, state: State, ctx: ClientContext) -> State:
         return self._unchanged(lambda: self.inner.init_steps(received, state, ctx), received, state)
@@ -113,6 +118,9 @@ class Watched(Algorithm):
         messages = [report.message for report in received]
         return self._unchanged(lambda: self.inner.aggregate(server, received, ctx), server, *messages)
 
+    def personal_model(self, theta: Tensor, state: State, sizes: Sequence[int]) -> Tensor:
+        return self._unchanged(lambda: self.inner.personal_model(theta, state, sizes), {"theta": theta}, state)
+
     def _unchanged(self, call: Callable[[], Any], *inputs: Tensors) -> Any:
         before = [{k: v.clone() for k, v in tensors.items()} for tensors in inputs]
         result = call()
@@ -126,7 +134,9 @@ class Watched(Algorithm):
 def test_no_function_changes_its_inputs(cls: type[Algorithm], engine: str) -> None:
     if engine == "cohort":
         require_batchable(cls)
-    loop = uneven_loop({"algorithm": cls(), "rounds": 6, "engine": {"name": engine, "workers": 1}})
+    evaluation = {"clients": 6} if cls().personalised else {}
+    table = {"algorithm": cls(), "rounds": 6, "evaluation": evaluation}
+    loop = uneven_loop({**table, "engine": {"name": engine, "workers": 1}})
     plain = loop.start()
     loop.run(plain)
     loop.algorithm = Watched(cls())
@@ -182,6 +192,30 @@ def test_cohort_agrees_with_serial_to_rounding(cls: type[Algorithm]) -> None:
             torch.testing.assert_close(cohort.clients[client][name], value, rtol=1e-4, atol=1e-5)
 
 
+LOCAL_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "optimizer_state": "keep"},
+    "adamw": {"optimizer": "adamw", "lr": 0.01},
+}
+
+
+@pytest.mark.parametrize("optimizer", LOCAL_OPTIMIZERS)
+def test_engines_agree_under_other_local_optimizers(cls: type[Algorithm], optimizer: str) -> None:
+    tables = {"rounds": 4, "local": {"lr": 0.01, **LOCAL_OPTIMIZERS[optimizer]}, "server": {"lr": 0.1}}
+    try:
+        local = LocalSpec(epochs=1, **LOCAL_OPTIMIZERS[optimizer])
+        cls().check_local(local.optimizer, local.settings)
+    except KeelError as reason:
+        pytest.skip(f"{cls.__name__} refuses it: {reason}")
+    (loop, serial), (_, pool) = (
+        trained(cls, **tables, engine={"name": name, "workers": 2}) for name in ("serial", "pool")
+    )
+    assert_equal_states(serial, pool)
+    assert not torch.equal(serial.server["theta"], loop.initial)
+    require_batchable(cls)
+    _, cohort = trained(cls, **tables, engine={"name": "cohort"})
+    torch.testing.assert_close(cohort.server["theta"], serial.server["theta"], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("stop", [1, 7])
 def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, tmp_path: Path) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": ROUNDS})
@@ -198,24 +232,37 @@ def test_a_checkpoint_resumes_to_the_same_bits(cls: type[Algorithm], stop: int, 
 
 def test_every_round_sends_the_same_bytes(cls: type[Algorithm]) -> None:
     loop = uneven_loop({"algorithm": cls(), "rounds": 5})
-    down, up = (0 if cls.pooled else sum(map(size_in_bytes, messages)) for messages in messages_of(cls(), loop.initial))
+    messages = messages_of(cls(), loop.initial, loop.participation.sizes)
+    down, up = (0 if cls.pooled else sum(map(size_in_bytes, sent)) for sent in messages)
     for record in records_of(loop):
         assert record["bytes_down"] == down * len(record["cohort"])
         assert record["bytes_up"] == up * len(record["cohort"])
 
 
 def test_tensors_are_float32_like_the_model_or_small(cls: type[Algorithm]) -> None:
+    """Messages may have a part of the model; the local model and a client's own model have all of it."""
     state = reference(cls)
-    theta = state.server["theta"]
-    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=(theta.numel(),))
+    theta, sizes = state.server["theta"], uneven_loop({"algorithm": cls()}).participation.sizes
+    ctx = ClientContext(26, 6, 3, 0.5, 2.0, 0.1, 1.0, steps=3, sizes=sizes)
     received = received_by_a_client(cls(), state.server, ctx)
     client_state = next(iter(state.clients.values()), {})
     step_state = cls().init_steps(received, client_state, ctx)
+    models = {
+        "start": cls().start(received, client_state, ctx),
+        "personal": cls().personal_model(theta, client_state, sizes),
+    }
     path = LocalPath(theta, theta, mean_gradient=theta, full_gradient=theta, step_state=step_state)
     message, client_state = cls().report(path, received, client_state, ctx)
-    for tensors in (state.server, received, message, client_state):
+    for tensors in (state.server, client_state, step_state):
         for tensor in tensors.values():
             assert tensor.numel() < SMALL or (tensor.shape == theta.shape and tensor.dtype == torch.float32)
+    for tensor in models.values():
+        assert tensor.shape == theta.shape
+        assert tensor.dtype == torch.float32
+    for tensors in (received, message):
+        for tensor in tensors.values():
+            assert tensor.numel() < SMALL or (tensor.dim() == 1 and tensor.dtype == torch.float32)
+            assert tensor.numel() <= theta.numel()
 
 
 def received_by_a_client(algorithm: Algorithm, server: State, ctx: Context) -> Message:
@@ -315,14 +362,12 @@ def test_results_come_in_the_order_of_the_cohort(cls: type[Algorithm], engine: s
 
 def test_mean_suffices_is_declared_truly(cls: type[Algorithm]) -> None:
     """Secure aggregation would give the server one report, the weighted mean, in both phases of a round."""
-    algorithm, size = cls(), 7
+    algorithm, sizes = cls(), (4, 1, 1, 1)
     generator = torch.Generator().manual_seed(0)
-    theta = torch.randn(size, generator=generator)
-    ctx = Context(
-        round=1, clients=10, cohort=3, share=0.3, period=10 / 3, lr=0.1, server_lr=0.7, sizes=(theta.numel(),)
-    )
+    theta = torch.randn(sum(sizes), generator=generator)
+    ctx = Context(round=1, clients=10, cohort=3, share=0.3, period=10 / 3, lr=0.1, server_lr=0.7, sizes=sizes)
     initial = algorithm.init_server(theta)
-    _, up = messages_of(algorithm, theta)
+    _, up = messages_of(algorithm, theta, sizes)
 
     def reports_like(message: Message) -> list[Report]:
         messages = [{name: torch.randn(value.shape, generator=generator) for name, value in message.items()}] * 2
