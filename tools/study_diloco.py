@@ -175,8 +175,17 @@ def comparison(
 
 
 def ablations(many: dict[str, Point], few: dict[str, Point]) -> list[Trial]:
-    nearly_chosen = {**many["nesterov"], "server.lr": 0.3}
-    trials = [Trial("alternative", "nesterov", shards, 0.2, seed, nearly_chosen) for shards in SHARDS for seed in SEEDS]
+    alternatives = [
+        ("nesterov", 0.2, {**many["nesterov"], "server.lr": 0.3}),
+        ("ghbm", 0.1, {**few["ghbm"], "algorithm.beta": 0.6}),
+        ("ghbm_1", 0.1, {**few["ghbm_1"], "algorithm.beta": 0.6}),
+    ]
+    trials = [
+        Trial("alternative", name, shards, rate, seed, point)
+        for name, rate, point in alternatives
+        for shards in SHARDS
+        for seed in SEEDS
+    ]
     keep = {"local.optimizer_state": "keep"}
     trials += [
         Trial("keep", name, "role", 0.2, seed, many[name], keep)
@@ -337,19 +346,16 @@ class Results:
 
     def ablations(self) -> list[str]:
         lines = header(["change", "method", "shards", "C", "loss without it", "loss with it", "difference"])
-        changes = {
-            "keep": "AdamW's state is kept",
-            "expected": '`tau_i = "expected"`',
-            "alternative": "`server.lr = 0.3`",
-        }
-        cases = product(changes.items(), METHODS.items(), SHARDS, RATES)
-        for (stage, change), (name, method), shards, rate in cases:
+        changes = {"keep": "AdamW's state is kept", "expected": '`tau_i = "expected"`', "alternative": None}
+        for (stage, change), (name, method), shards, rate in product(changes.items(), METHODS.items(), SHARDS, RATES):
             if values := self.of(stage, name, shards, rate):
                 known = self.of("comparison", name, shards, rate)
                 before = [known[seed] for seed in values if seed in known]
                 paired = self.paired((stage, name), ("comparison", name), shards, rate)
                 texts = mean_text(before), mean_text([*values.values()]), difference_text(paired)
-                lines.append(table_row([change, method.title, NAMES[shards], f"{rate:g}", *texts]))
+                value = [*self.of(stage, name, shards, rate, method.tuned).values()][0]
+                title = change or f"`{method.tuned} = {value:g}`"
+                lines.append(table_row([title, method.title, NAMES[shards], f"{rate:g}", *texts]))
         return lines
 
 
