@@ -353,7 +353,7 @@ class Results:
                 before = [known[seed] for seed in values if seed in known]
                 paired = self.paired((stage, name), ("comparison", name), shards, rate)
                 texts = mean_text(before), mean_text([*values.values()]), difference_text(paired)
-                value = [*self.of(stage, name, shards, rate, method.tuned).values()][0]
+                value = next(iter(self.of(stage, name, shards, rate, method.tuned).values()))
                 title = change or f"`{method.tuned} = {value:g}`"
                 lines.append(table_row([title, method.title, NAMES[shards], f"{rate:g}", *texts]))
         return lines
