@@ -109,9 +109,13 @@ def test_the_algorithm_equals_its_reference(algorithm: dict[str, Any], reference
 
 
 def test_every_algorithm_has_a_reference() -> None:
-    from tests.algorithms import test_oracles_a, test_oracles_b, test_oracles_c  # which import this module
+    from tests.algorithms import (  # which import this module
+        test_oracles_adaptive,
+        test_oracles_averaging,
+        test_oracles_personal,
+    )
 
-    cases = [*CASES, *test_oracles_a.CASES, *test_oracles_b.CASES, *test_oracles_c.CASES]
+    cases = [*CASES, *test_oracles_averaging.CASES, *test_oracles_adaptive.CASES, *test_oracles_personal.CASES]
     assert {case["name"] for case, *_ in cases} == set(REGISTRY)
 
 

@@ -1,5 +1,6 @@
 """Assembles a run from its spec: the task, the sampler, the engine and the loop. The one place that does."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,8 @@ from keel.runs.optimizers import make_optimizer
 from keel.runs.task_checks import checked_task
 from keel.settings import call_imported
 
+log = logging.getLogger(__name__)
+
 EngineFactory = Callable[[Workload, int], Engine]
 """A function of the workload and the number of workers that returns an engine."""
 
@@ -69,6 +72,11 @@ def build(
         sampler: Instead of the one that the spec names.
         optimizer: Makes the local optimiser, instead of the one that the spec names.
     """
+    if spec.algorithm.personalised and spec.evaluation.clients is None:
+        log.warning(
+            "%s trains personal models: set evaluation.clients to measure them; accuracy is that of the server's model",
+            spec.algorithm.title,
+        )
     requested = workers or spec.engine.workers
     cluster = None
     if engine is None and spec.engine.on_ray and not in_ray_worker():
