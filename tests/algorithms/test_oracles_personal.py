@@ -95,8 +95,8 @@ def test_dilocos_clients_keep_the_state_of_adamw_by_default() -> None:
     loop = uneven_loop({"algorithm": {"name": "diloco"}, "rounds": 2, "participation": {"rate": 1.0}})
     state = loop.start()
     loop.run(state)
-    assert {"optimizer.exp_avg", "optimizer.exp_avg_sq"} < state.clients[0].keys()
-    assert int(state.clients[0]["optimizer.rounds"]) == 2
+    assert {"keel.optimizer.exp_avg", "keel.optimizer.exp_avg_sq"} < state.clients[0].keys()
+    assert int(state.clients[0]["keel.optimizer.rounds"]) == 2
 
 
 def test_ditto_by_hand() -> None:
