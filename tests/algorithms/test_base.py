@@ -2,15 +2,17 @@
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import ClassVar
 
 import pytest
 import torch
 
 import keel
 from keel import algorithms
-from keel.algorithms import REGISTRY, Algorithm, make_algorithm
+from keel.algorithms import REGISTRY, Algorithm, check_functions, make_algorithm
 from keel.algorithms.base import Context, Report, in_rounds
 from keel.algorithms.fedavg import FedAvg
+from keel.errors import KeelError
 
 
 def test_secure_aggregation_is_off_for_an_algorithm_that_does_not_declare_mean_suffices() -> None:
@@ -47,3 +49,25 @@ def test_the_names_that_are_read_from_the_source_are_those_of_the_classes() -> N
     named = [cls for cls in classes if issubclass(cls, Algorithm) and "name" in vars(cls)]
     assert dict(REGISTRY) == {cls.name: cls for cls in named}
     assert list(REGISTRY) == sorted(REGISTRY)
+
+
+def test_a_wrong_signature_or_a_missing_decorator_is_one_line() -> None:
+    class WithoutContext(Algorithm):
+        def direction(self, w, gradient, received, state):  # type: ignore[no-untyped-def, override]
+            return gradient(w)
+
+    class WithoutDecorator(Algorithm):
+        beta: float = 0.9
+
+    class Declared(Algorithm):
+        name: ClassVar[str] = "declared"
+
+    with pytest.raises(
+        KeelError, match=r"WithoutContext.direction must take \(self, w, gradient, .*, ctx\)"
+    ):
+        check_functions(WithoutContext)
+    with pytest.raises(KeelError, match=r"decorate the class WithoutDecorator with @keel.hyperparameters"):
+        check_functions(WithoutDecorator)
+    check_functions(Declared)
+    for cls in REGISTRY.values():
+        check_functions(cls)

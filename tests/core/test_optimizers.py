@@ -340,6 +340,15 @@ def test_settings_of_the_default_optimizer_do_not_apply_to_another_one() -> None
     assert make_spec({**table, "local": {"optimizer": "adamw", "eps": 0.1}}).local.settings == {"eps": 0.1}
 
 
+def test_another_optimizer_has_its_own_default_learning_rate() -> None:
+    """The learning rates of a data set are tuned for its default optimiser."""
+    table = {"algorithm": {"name": "fedavg"}}
+    assert make_spec(table).local.lr == 0.5
+    assert make_spec({**table, "local": {"optimizer": "adamw"}}).local.lr == 0.001
+    assert make_spec({**table, "local": {"optimizer": "adamw", "lr": 0.02}}).local.lr == 0.02
+    assert make_spec({**table, "local": {"optimizer": "sgd"}}).local.lr == 0.5
+
+
 def test_the_former_momentum_of_centralized_is_that_of_the_optimizer() -> None:
     spec = make_spec({"algorithm": {"name": "centralized", "momentum": 0.5}})
     assert (spec.local.settings, spec.local.optimizer_state) == ({"momentum": 0.5}, "keep")

@@ -126,7 +126,7 @@ class Branching(nn.Module):
 def test_cohort_refuses_a_model_that_it_cannot_batch(module: nn.Module) -> None:
     spec = spec_of(engine={"name": "cohort"})
     with pytest.raises(
-        KeelError, match=r"^engine\.name = 'cohort' cannot batch this model: .*; use 'pool' or 'serial'$"
+        KeelError, match=r"^engine\.name = 'cohort' cannot batch these clients: .*; use 'pool' or 'serial'$"
     ):
         make_loop(spec, make_task(spec, module=module, data=uneven_data()))
 
@@ -161,7 +161,7 @@ def test_cohort_refuses_hooks(kind: str) -> None:
     hooked = small_network()
     getattr(hooked[1], f"register_{kind}")(lambda *_: None)
     spec = spec_of(engine={"name": "cohort"})
-    with pytest.raises(KeelError, match=r"cannot batch this model: the model has hooks; use 'pool' or 'serial'"):
+    with pytest.raises(KeelError, match=r"cannot batch these clients: the model has hooks; use 'pool' or 'serial'"):
         make_loop(spec, make_task(spec, module=hooked, data=uneven_data()))
 
 

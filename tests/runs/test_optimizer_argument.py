@@ -62,6 +62,8 @@ def test_a_passed_optimizer_conflicts_with_settings_of_the_spec(tmp_path: Path) 
         keel.run(spec, **TASK, optimizer=torch.optim.SGD, out=tmp_path / "run")
     with pytest.raises(KeelError, match=r"set local.weight_decay instead of weight_decay=0.1 in the partial"):
         keel.run(SPEC, **TASK, optimizer=partial(torch.optim.SGD, weight_decay=0.1), out=tmp_path / "run")
+    with pytest.raises(KeelError, match=r"not an instance: pass optimizer=SGD"):
+        keel.run(SPEC, **TASK, optimizer=torch.optim.SGD(small_network().parameters()), out=tmp_path / "run")
     with pytest.raises(KeelError, match=r"local.optimizer must make a torch.optim.Optimizer"):
         keel.run(SPEC, **TASK, optimizer=lambda parameters, lr: lr, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -27,7 +28,25 @@ def algorithm_class(name: str) -> type[Algorithm]:
     for attribute in ("name", "title", "paper"):
         if not isinstance(getattr(cls, attribute, None), str):
             raise KeelError(f"algorithm.name: {name!r} must have a class attribute {attribute!r} of type str")
+    check_functions(cls)
     return cls
+
+
+def check_functions(cls: type[Algorithm]) -> None:
+    """Raise a KeelError if a class lacks its decorator, or if a function has other parameters than Algorithm's."""
+    fields_of = [kind for kind in vars(cls).get("__annotations__", {}).values() if "ClassVar" not in str(kind)]
+    if fields_of and "__dataclass_fields__" not in vars(cls):
+        raise KeelError(f"algorithm: decorate the class {cls.__name__} with @keel.hyperparameters")
+    for name, function in vars(Algorithm).items():
+        own = getattr(cls, name)
+        if name.startswith("_") or not isfunction(function) or not isfunction(own):
+            continue
+        expected, got = signature(function).parameters, signature(own).parameters
+        takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in got.values())
+        if len(expected) != len(got) and not takes_any:
+            raise KeelError(
+                f"algorithm: {cls.__name__}.{name} must take ({', '.join(expected)}) (got ({', '.join(got)}))"
+            )
 
 
 def make_algorithm(name: str, **settings: Any) -> Algorithm:

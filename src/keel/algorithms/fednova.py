@@ -36,7 +36,7 @@ class FedNova(Algorithm):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def check_local(self, optimizer: str, settings: Mapping[str, Any]) -> None:
-        momentum = settings.get("momentum", 0.0) if optimizer == "sgd" else 0.0
+        momentum = settings.get("momentum", 0.0)
         if momentum != self.momentum:
             raise KeelError(
                 f"algorithm.momentum of {self.name} must be the optimiser's local.momentum (got {self.momentum} and "

@@ -236,7 +236,7 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
     for note in difference_notes(comparison):
         console.print(note)
     if difference_notes(comparison):
-        console.print("To compare with equal values, add --same FIELD and another --out.\n")
+        console.print("To compare with equal values, run keel compare with --same FIELD and another --out.\n")
     console.print(f"{explanation(comparison, interval)}\n")
 
 

@@ -28,7 +28,7 @@ from keel.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from keel.core.records import Summary
+    from keel.core.records import PrimaryMetric, Summary
 
 
 def run(
@@ -104,6 +104,17 @@ def resume(
     _report_end(ended.path, ended.summary, as_json)
 
 
+def _client_mean(path: Path, primary: "PrimaryMetric") -> str:
+    """Return the mean over clients at the last evaluation, as a part of a sentence; empty if it is not measured."""
+    from keel.runs.folder import RunFolder
+
+    folder = RunFolder(path)
+    if "clients" not in folder.table["evaluation"]:
+        return ""
+    means = [record["clients"]["mean"] for record in folder.records() if "mean" in record.get("clients", {})]
+    return f"mean over clients {primary.text(means[-1])}, " if means else ""
+
+
 def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
     """Print how a run ended; exit with 130 if it was interrupted."""
     from keel.cli.terminal import console, errors
@@ -116,9 +127,10 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
         traffic = size(summary["bytes_down"] + summary["bytes_up"])
         primary = primary_metric(summary)
         rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
+        clients = _client_mean(path, primary)
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
-            f"{rule}{primary.label} {primary.text(end_value(summary))}, "
+            f"{rule}{primary.label} {primary.text(end_value(summary))}, {clients}"
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )

@@ -24,6 +24,7 @@ from keel.config.schema import (
     resolved_spec,
     with_current_names,
 )
+from keel.core.optimizer_names import OPTIMIZERS
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
 from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
@@ -146,7 +147,9 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any], defaults: Mapping[st
     if "steps" in given_local and "epochs" not in given_local:
         full["local"].pop("epochs", None)
     default = defaults["local"].get("optimizer", LocalSpec.model_fields["optimizer"].default)
-    if given_local.get("optimizer", default) != default:  # the default settings are for another one
+    if given_local.get("optimizer", default) != default:  # the other defaults are for another one
+        if "lr" not in given_local and given_local["optimizer"] in OPTIMIZERS:
+            full["local"]["lr"] = OPTIMIZERS[given_local["optimizer"]].lr
         settings = [field for field in full["local"] if field not in {*LocalSpec.model_fields, *given_local}]
         for setting in settings:
             del full["local"][setting]

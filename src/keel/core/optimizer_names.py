@@ -18,16 +18,18 @@ class NamedOptimizer:
 
     cls: str
     settings: tuple[str, ...]
+    lr: float
+    """The default learning rate of a spec that chooses this optimiser instead of the default one."""
 
 
 FLAGS = ("nesterov", "amsgrad", "centered")
 """Settings that are true or false. `betas` are two numbers, and all others are numbers from 0."""
 OPTIMIZERS = {
-    "sgd": NamedOptimizer("SGD", ("momentum", "dampening", "nesterov")),
-    "adam": NamedOptimizer("Adam", ("betas", "eps", "amsgrad")),
-    "adamw": NamedOptimizer("AdamW", ("betas", "eps", "amsgrad")),
-    "adagrad": NamedOptimizer("Adagrad", ("eps", "lr_decay", "initial_accumulator_value")),
-    "rmsprop": NamedOptimizer("RMSprop", ("alpha", "eps", "momentum", "centered")),
+    "sgd": NamedOptimizer("SGD", ("momentum", "dampening", "nesterov"), 0.1),
+    "adam": NamedOptimizer("Adam", ("betas", "eps", "amsgrad"), 0.001),
+    "adamw": NamedOptimizer("AdamW", ("betas", "eps", "amsgrad"), 0.001),
+    "adagrad": NamedOptimizer("Adagrad", ("eps", "lr_decay", "initial_accumulator_value"), 0.01),
+    "rmsprop": NamedOptimizer("RMSprop", ("alpha", "eps", "momentum", "centered"), 0.001),
 }
 
 

@@ -129,6 +129,8 @@ class TorchOptimizer:
         except Exception as error:  # whatever the user's class raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+            if "closure" in reason:
+                reason = "it calls a closure, which local steps do not have; use another one"
             raise KeelError(f"local.optimizer: {self.name}({settings}) fails: {reason}") from None
         if self.keep and not self.elementwise:
             raise KeelError(
@@ -220,7 +222,7 @@ class TorchOptimizer:
             raise KeelError(f"local.weight_decay must be 0 for {self.name}, which has none (got {self.weight_decay:g})")
         optimizer = self.make(parameters, lr=1.0, **decay, **self.settings)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise KeelError(f"local.optimizer must make a torch.optim.Optimizer (got {optimizer!r})")
+            raise KeelError(f"local.optimizer must make a torch.optim.Optimizer (got {type(optimizer).__name__})")
         if any(group.get("fused") for group in optimizer.param_groups):
             raise KeelError("local.fused must be false: fused kernels require contiguous tensors (got true)")
         return optimizer

@@ -6,6 +6,8 @@ from pathlib import Path
 from shutil import rmtree
 
 from keel.algorithms import algorithm_class
+from keel.config.defaults import make_spec
+from keel.config.schema import CUSTOM
 from keel.errors import KeelError
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -28,6 +30,7 @@ def new_federation(folder: Path, sites: int, algorithm: str) -> list[Path]:
         raise KeelError(f"algorithm must be a federated one, see keel algorithms (got {algorithm!r})")
     values = {"name": name, "package": name.replace("-", "_"), "sites": str(sites), "algorithm": algorithm}
     values["folder"] = str(folder.absolute())
+    values["lr"] = str(make_spec({"algorithm": {"name": algorithm}, "data": {"name": CUSTOM}}).local.lr)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with as_file(files("keel.deploy").joinpath("template")) as template:

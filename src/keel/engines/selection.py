@@ -126,7 +126,7 @@ def _not_batched(workload: Workload) -> str | None:
 def _check_cohort(workload: Workload) -> None:
     """Raise a KeelError if `cohort` would fail, or give other results than `serial`."""
     if error := model_error(workload.task, workload.local):
-        raise KeelError(f"engine.name = 'cohort' cannot batch this model: {error}; use 'pool' or 'serial'")
+        raise KeelError(f"engine.name = 'cohort' cannot batch these clients: {error}; use 'pool' or 'serial'")
     if error := _algorithm_error(workload):
         raise KeelError(f"engine.name = 'cohort' cannot batch this algorithm: {error}; use 'pool' or 'serial'")
 

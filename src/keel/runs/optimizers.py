@@ -22,6 +22,11 @@ def make_optimizer(local: LocalSpec, module: nn.Module, passed: MakeOptimizer | 
     Raises:
         KeelError: It cannot be found, or fails on the model's parameters.
     """
+    if isinstance(passed, torch.optim.Optimizer):
+        name = type(passed).__name__
+        raise KeelError(f"optimizer must be a class or a function, not an instance: pass optimizer={name}")
+    if passed is not None and not callable(passed):
+        raise KeelError(f"optimizer must be a class like torch.optim.AdamW, or a function (got {passed!r})")
     shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
     decays = [local.decay_biases or len(shape) > 1 for shape in shapes]
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in local.settings.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from keel.algorithms import Algorithm
+from keel.algorithms import Algorithm, check_functions
 from keel.config.defaults import check_names, make_spec, without_none
 from keel.config.overrides import read_spec
 from keel.config.schema import CUSTOM, LocalSpec, Spec, algorithm_table
@@ -64,6 +64,8 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
         raise KeelError(
             f"algorithm must have a name: set the class attribute name of {type(passed['algorithm']).__name__}"
         )
+    if passed["algorithm"] is not None:
+        check_functions(type(passed["algorithm"]))
     if passed["sampler"] is not None:
         check_sampler(passed["sampler"])
     if isinstance(spec, Spec) and all(value is None for value in passed.values()):
