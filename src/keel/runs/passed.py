@@ -85,10 +85,10 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
         table = without_none(read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {}))
         check_names(table)
     for name, value in passed.items():
-        if objects_only(value) is not None and name in PLACES:
-            table = _replaced(table, name, value)
-        elif value is not None:
+        if value is not None and name in NAMES and (name not in PLACES or _are_names(value)):
             table = _named(table, name, value)
+        elif value is not None:
+            table = _replaced(table, name, value)
     return table
 
 
@@ -195,7 +195,8 @@ def _without_defaults(spec: Spec, passed: Passed) -> dict[str, Any]:
     full = spec.model_dump(exclude_none=True)
     table = {**full, "algorithm": spec.algorithm}  # which may have no name that can be imported
     for name, place in PLACES.items():
-        if objects_only(passed.get(name)) is not None:
+        value = passed.get(name)
+        if value is not None and not (name in NAMES and _are_names(value)):
             rest = {section: value for section, value in table.items() if section != place.section}
             default = make_spec(rest).model_dump()[place.section]
             fields = full[place.section]
