@@ -32,7 +32,8 @@ def test_a_client_computes_on_one_device(cls: type[Algorithm], module: object, m
     monkeypatch.setattr(module, "CPU", META)  # results stay there: a meta tensor has no values to copy
     engine = {serial: serial.Serial, cohort: cohort.Cohort}[module]
     # plain SGD: whether a client's optimiser state is new is read from a number, which a meta tensor lacks
-    training = uneven_loop({"algorithm": cls(), "engine": {"name": "serial"}, "local": {"optimizer": "sgd", "momentum": 0.0}})
+    plain = {"optimizer": "sgd", "momentum": 0.0}
+    training = uneven_loop({"algorithm": cls(), "engine": {"name": "serial"}, "local": plain})
     workload = Workload(training.task, training.engine.local, device=META)  # type: ignore[attr-defined]
     clients = np.arange(1 if cls.pooled else 3)
     ctx, algorithm = training.participation.context(1, clients), training.algorithm
