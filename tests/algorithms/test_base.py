@@ -62,9 +62,7 @@ def test_a_wrong_signature_or_a_missing_decorator_is_one_line() -> None:
     class Declared(Algorithm):
         name: ClassVar[str] = "declared"
 
-    with pytest.raises(
-        KeelError, match=r"WithoutContext.direction must take \(self, w, gradient, .*, ctx\)"
-    ):
+    with pytest.raises(KeelError, match=r"WithoutContext.direction must take \(self, w, gradient, .*, ctx\)"):
         check_functions(WithoutContext)
     with pytest.raises(KeelError, match=r"decorate the class WithoutDecorator with @keel.hyperparameters"):
         check_functions(WithoutDecorator)
