@@ -16,7 +16,7 @@ from keel.report.comparison import compare as compare_runs
 from keel.runs.compare import Method, baseline_of, make_jobs, run_jobs
 from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
-from keel.runs.passed import check_varied
+from keel.runs.passed import by_name, check_varied
 
 
 def compare(
@@ -86,15 +86,7 @@ def compare(
         KeelError: An argument, the spec or the data are not valid; or `out` holds other runs.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {
-        "model": model,
-        "data": data,
-        "loss": loss,
-        "metrics": metrics,
-        "sampler": sampler,
-        "engine": engine,
-        "optimizer": optimizer,
-    }
+    passed = by_name(model, data, None, loss, metrics, sampler, engine, optimizer)
     objects = RunObjects(passed, hooks)
     check_varied(over or {}, passed)
     check_workers(workers)

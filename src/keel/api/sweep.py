@@ -14,7 +14,7 @@ from keel.core.optimizer_trial import MakeOptimizer
 from keel.report.sweep import BestPoint, Sweep
 from keel.runs.metrics import Metrics
 from keel.runs.objects import DataSource, EngineFactory, ModelSource, RunObjects, SamplerSource
-from keel.runs.passed import check_varied
+from keel.runs.passed import by_name, check_varied
 from keel.runs.search_space import make_plan
 from keel.runs.sweep import run_sweep
 
@@ -83,15 +83,7 @@ def sweep(
         KeelError: An argument, the spec or the data are not valid; or `out` holds another search.
         KeyboardInterrupt: Ctrl-C; every run has finished its round and saved it.
     """
-    passed = {
-        "model": model,
-        "data": data,
-        "loss": loss,
-        "metrics": metrics,
-        "sampler": sampler,
-        "engine": engine,
-        "optimizer": optimizer,
-    }
+    passed = by_name(model, data, None, loss, metrics, sampler, engine, optimizer)
     objects = RunObjects(passed, hooks)
     check_workers(workers)
     options = {
