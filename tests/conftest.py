@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,14 +25,25 @@ from keel.errors import KeelError
 from keel.runs.build import build
 from keel.runs.run import find_run, resume, run
 from keel.testing.tasks import records_of, small_network, uneven_data, uneven_loop
+from tests.scheduling import Scheduling, rank
 
 __all__ = ["make_loop", "one_line_error", "records_of", "small_network", "uneven_data", "uneven_loop"]
 
 torch.set_num_threads(1)
+os.environ |= {"OMP_NUM_THREADS": "1"}  # the processes that tests start share two cores: more threads would wait busily
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}  # no telemetry
 os.environ |= {"RAY_worker_niceness": "0"}  # at Ray's low priority its workers wait minutes for other tests
 settings.register_profile("keel", deadline=None, max_examples=60)
 settings.load_profile("keel")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @dataclass(frozen=True)
@@ -116,13 +128,19 @@ class InlineExecutor:
         pass
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def jobs_in_process() -> Iterator[None]:
     """Run the jobs of sweeps and comparisons in this process: a worker process takes seconds to import PyTorch."""
     before = signal.getsignal(signal.SIGINT)  # a worker sets its own handler
-    monkeypatch.setattr("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor)
-    yield
+    with patch("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor):
+        yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def in_process() -> Iterator[None]:
+    with jobs_in_process():
+        yield
 
 
 class Command:

@@ -40,8 +40,8 @@ def specs() -> dict[str, tuple[dict, nn.Module | None]]:
             local = {"model": {"buffers": "average"}, "local": {"drop_last": True, "batch": 7}}
             listed[f"{name} {engine} batch norm"] = {**table, **local}, batch_norm_net()
     for name in ("localghbm", "fedhbm"):
-        table = {"algorithm": {"name": name, "tau_i": "actual"}, "rounds": 40, "engine": {"name": "serial"}}
-        listed[f"{name} actual"] = table, None
+        table = {"algorithm": {"name": name, "tau_i": "expected"}, "rounds": 40, "engine": {"name": "serial"}}
+        listed[f"{name} expected"] = table, None
     return listed
 
 

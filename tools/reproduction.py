@@ -13,17 +13,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from reproduction_claims import best_tau, cheapest, fill, lead, numbers
+from reproduction_numbers import fill, numbers
 
 from keel.config.schema import Spec
+from keel.paper.claims import THEOREM, THEOREM_RULE, all_claims, better_methods, theorem_summary
+from keel.paper.evidence import RULES
 from keel.paper.execution import plan_runs
 from keel.paper.files import svg
+from keel.paper.probe import is_older, probe
 from keel.paper.recipes import Part, Recipe, all_recipes, find_recipe
-from keel.paper.results import Result, Row, make_result
+from keel.paper.results import Result, Row, fields_of, make_result
 from keel.paper.run_index import RunIndex, spec_fields
 from keel.paper.views import make_view
 from keel.report.comparison import compare
-from keel.report.tables import markdown
+from keel.report.tables import Sheet, markdown
 from keel.report.target import Spent, cost
 from keel.runs.folder import RunFolder
 
@@ -31,11 +34,18 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results/paper", ROOT / "docs/reproduction.md"
 TEXTS = ROOT / "tools/reproduction.toml"
 NOT_RUN = "Not run yet at desktop scale."
-CLAIMS = {
-    "At alpha = 0, the GHBM family is more accurate than classical momentum": lead,
-    "tau near 1/C is best": best_tau,
-    "FedHBM reaches FedAvg's accuracy with the fewest bytes": cheapest,
-}
+OLDER = """
+**{count} of {rows} rows are of an older version of the code**, which computed something else or stored no fingerprint
+of what it computed (src/keel/paper/probe.py). They are marked ‡ and are to be run again.
+"""
+CLAIM_COLUMNS = ["claim", "verdict", "effect (95 % interval)", "tasks", "seeds", "runs"]
+TASK_COLUMNS = ["task", "compared", "difference (95 % interval)", "corrected p", "result"]
+BETTER_COLUMNS = ["task", "method", "best of the GHBM family", "difference (95 % interval)", "corrected p"]
+BETTER = """
+Methods whose paired difference from the most accurate of GHBM, LocalGHBM and FedHBM is above zero (t test over seeds, p
+corrected by Holm's procedure for the methods of the task). The member of the family is selected by the reported seeds,
+which favours the family.
+"""
 
 
 def keep(runs: Path, names: list[str]) -> None:
@@ -45,8 +55,11 @@ def keep(runs: Path, names: list[str]) -> None:
     for recipe in map(find_recipe, names or all_recipes()):
         result = _without_times(make_result(recipe, "desktop", index))
         path = RESULTS / f"{recipe.name}.json"
-        if "parts" in result and path.exists():
-            stored = {part["title"]: part for part in json.loads(path.read_text(encoding="utf-8"))["parts"]}
+        if "parts" in result:
+            parts = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else []
+            stored = {part["title"]: part for part in parts}
+            for new in result["parts"]:
+                _add_probes(new, stored.get(new["title"]))
             pairs = zip(result["parts"], recipe.parts("desktop"), strict=True)
             result["parts"] = [_merge(new, stored.get(new["title"]), part, index) for new, part in pairs]
         if "columns" not in result and not any(row["runs"] for part in result["parts"] for row in part["rows"]):
@@ -65,23 +78,15 @@ def _default(name: str) -> Any:
 
 
 def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
-    """Return the new part, with the stored row of each method that had more runs."""
+    """Return the new part, with the stored row of each method that had more runs of the same settings."""
     if stored is None:
         return new
     before = {_key(row): row for row in stored["rows"]}
     rows, updated = [], set[str]()
     for row in new["rows"]:
-        old, settings = before.get(_key(row)), {**new["spec"], **row["settings"]}
-        if old is not None and old["runs"] > row["runs"]:
-            expected = {**settings, **old.get("chosen", {})}
-            settings = {**stored["spec"], **old["settings"]}
-            changed = sorted(
-                name for name in expected | settings if expected.get(name) != settings.get(name, _default(name))
-            )
-            if changed:
-                fields = ", ".join(changed)
-                raise SystemExit(f"{new['title']}: the stored result of {row['label']} has a different {fields}")
-            row = old
+        old, settings = before.get(_key(row)), fields_of(new, row)
+        if old is not None and old["runs"] > row["runs"] and not _changed(new, row, stored, old):
+            row, settings = old, fields_of(stored, old)
         elif row["runs"]:
             updated.add(_key(row))
         rows.append({**row, "settings": settings})
@@ -99,6 +104,27 @@ def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
         row["settings"] = {name: value for name, value in row["settings"].items() if name not in common}
     environments = {repr(each): each for each in (*stored["environments"], *new["environments"])}
     return {**new, "spec": common, "environments": list(environments.values()), "rows": rows}
+
+
+def _changed(new: Row, row: Row, stored: Row, old: Row) -> list[str]:
+    """Return the fields in which the recipe has changed since a row was stored, and print them."""
+    expected, settings = {**fields_of(new, row), **old.get("chosen", {})}, fields_of(stored, old)
+    fields = sorted(name for name in expected | settings if expected.get(name) != settings.get(name, _default(name)))
+    if "chosen" in old and stored["tuned"] != new["tuned"]:
+        fields.append("search")
+    if fields:
+        print(f"{new['title']}: dropped the stored {row['label']}, which has a different {', '.join(fields)}")
+    return fields
+
+
+def _add_probes(new: Row, stored: Row | None) -> None:
+    """Add a probe to each row with runs: that of today's code, unless the same runs were stored with theirs."""
+    before = {_key(row): row for row in stored["rows"]} if stored else {}
+    for row in new["rows"]:
+        old = before.get(_key(row), {})
+        if row["runs"]:
+            same = "probe" in old and old.get("accuracy_seeds") == row.get("accuracy_seeds")
+            row["probe"] = old["probe"] if same else probe(fields_of(new, row))
 
 
 def _finished(part: Part, row: Row, index: RunIndex) -> list[RunFolder]:
@@ -140,10 +166,8 @@ def write() -> None:
     texts = tomllib.loads(TEXTS.read_text(encoding="utf-8"))
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
     values = numbers(results)
-    lines = [texts["head"].strip(), "", "## The paper's three claims", ""]
-    for title, claim in CLAIMS.items():
-        lines += [f"**{title}.**", "", *(f"- {line}" for line in claim(results) or [NOT_RUN]), ""]
-    lines += [fill(texts["claims"], values), "", "## Overview", "", *_overview(results, texts.get("verdicts", {})), ""]
+    lines = [texts["head"].strip(), "", *_mark_older(results), *_claims(results)]
+    lines += ["## Overview", "", *_overview(results, texts.get("verdicts", {})), ""]
     remarks = texts.get("remarks", {})
     for recipe in all_recipes().values():
         lines += [f"## {recipe.number or 'Not in the paper'}: {recipe.title} (`{recipe.name}`)", ""]
@@ -151,6 +175,39 @@ def write() -> None:
         if recipe.name in results and recipe.name in remarks:
             lines += [fill(remarks[recipe.name], values), ""]
     PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _mark_older(results: dict[str, Result]) -> list[str]:
+    """Mark the rows that older code measured, and return a paragraph with their number."""
+    rows = [(part, row) for result in results.values() for part in result.get("parts", []) for row in part["rows"]]
+    finished = [(part, row) for part, row in rows if row["runs"]]
+    for part, row in finished:
+        row["older"] = is_older(row.get("probe"), fields_of(part, row))
+    count = sum(row["older"] for _, row in finished)
+    return [OLDER.strip().format(count=count, rows=len(finished)), ""] if count else []
+
+
+def _claims(results: dict[str, Result]) -> list[str]:
+    """Return the table of the claims, the rule of the verdicts, and the evidence of each claim."""
+    claims = all_claims(results)
+    rows = [[claim.title, *claim.summary(), _links(claim.sources)] for claim in claims]
+    theorem = results.get("theorem", {})
+    rows.append([THEOREM, *theorem_summary(theorem), _links(["theorem"] if theorem else [])])
+    lines = ["## The paper's claims", "", _table(CLAIM_COLUMNS, rows), "", RULES.strip(), "", THEOREM_RULE, ""]
+    for claim in claims:
+        if claim.questions:
+            lines += [f"### {claim.title}", "", claim.test, "", _table(TASK_COLUMNS, claim.lines()), ""]
+    lines += ["### Where another method is better than the GHBM family", "", BETTER.strip(), ""]
+    better = better_methods(results)
+    return [*lines, _table(BETTER_COLUMNS, better) if better else "On no task.", ""]
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    return markdown(Sheet("", columns, rows, {})).replace("---:", "---")
+
+
+def _links(sources: list[str]) -> str:
+    return ", ".join(f"[{name}](../results/paper/{name}.json)" for name in sources) or "-"
 
 
 def _section(recipe: Recipe, result: Result) -> list[str]:

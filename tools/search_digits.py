@@ -1,6 +1,9 @@
 """Search a grid of results/ and write the score of every point to the JSON file of the same name.
 
-python tools/search_digits.py GRID.toml [METHOD ...]
+python tools/search_digits.py GRID.toml [--extend] [METHOD ...]
+
+With --extend, points that the JSON file has are not run again: for a grid with more values, and only if the code of the
+method has not changed since.
 """
 
 import json
@@ -18,6 +21,7 @@ from keel.config.overrides import override
 from keel.runs.build import build, make_task
 
 Job = tuple[str, dict[str, Any], int]
+Row = dict[str, Any]
 CLIENTS = 100
 """The clients of the digits, all of which are evaluated."""
 
@@ -43,33 +47,44 @@ def accuracy(job: Job) -> tuple[float, float]:
     return fmean(curve[t] for t in curve if t % 2 == 0), fmean(curve[t] for t in curve if t > spec.rounds - 100)
 
 
-def search(name: str, grid: dict[str, Any], workers: ProcessPoolExecutor) -> list[dict[str, Any]]:
-    """Return a row for each point of a method's grid, averaged over the seeds; the best one is marked."""
+def fields_of(row: Row) -> Row:
+    """Return the fields of the spec in a row, which are the point."""
+    return {field: value for field, value in row.items() if "." in field}
+
+
+def search(name: str, grid: dict[str, Any], known: list[Row], workers: ProcessPoolExecutor) -> list[Row]:
+    """Return a row for each point of a method's grid, averaged over the seeds; the best one is marked.
+
+    Args:
+        known: Rows of earlier searches, whose points are not run again.
+    """
     axes = grid["local"] | grid["grid"][name]
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    jobs: list[Job] = [(name, grid["setting"] | point, seed) for point in points for seed in grid["seeds"]]
+    rows = [row for row in known if row["algorithm"] == name and fields_of(row) in points]
+    new = [point for point in points if point not in map(fields_of, rows)]
+    jobs: list[Job] = [(name, grid["setting"] | point, seed) for point in new for seed in grid["seeds"]]
     scores = list(workers.map(accuracy, jobs))
     seeds = len(grid["seeds"])
-    groups = [scores[i : i + seeds] for i in range(0, len(scores), seeds)]
-    overall, last = ([fmean(pair[k] for pair in group) for group in groups] for k in (0, 1))
-    best = overall.index(max(overall))
-    print(name, *(f"{k}={v}" for k, v in points[best].items()), f"{overall[best]:.4f}", file=sys.stderr)
-    return [
-        {"algorithm": name, **point, "overall": round(overall[i], 4), "last": round(last[i], 4), "best": i == best}
-        for i, point in enumerate(points)
-    ]
+    for i, point in enumerate(new):
+        overall, last = map(fmean, zip(*scores[i * seeds : (i + 1) * seeds], strict=True))
+        rows.append({"algorithm": name, **point, "overall": round(overall, 4), "last": round(last, 4)})
+    rows.sort(key=lambda row: points.index(fields_of(row)))
+    best = max(rows, key=lambda row: row["overall"])
+    print(name, *(f"{k}={v}" for k, v in fields_of(best).items()), f"{best['overall']:.4f}", file=sys.stderr)
+    return [{**row, "best": row is best} for row in rows]
 
 
-def main(path: Path, names: list[str]) -> None:
+def main(path: Path, names: list[str], extend: bool) -> None:
     grid, results = tomllib.loads(path.read_text()), path.with_suffix(".json")
     names = names or list(grid["grid"])
     stored = json.loads(results.read_text()) if results.exists() else []
     rows = [row for row in stored if row["algorithm"] not in names and row["algorithm"] in grid["grid"]]
     with ProcessPoolExecutor() as workers:
         for name in names:
-            rows += search(name, grid, workers)
+            rows += search(name, grid, stored if extend else [], workers)
             results.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    arguments = [argument for argument in sys.argv[1:] if argument != "--extend"]
+    main(Path(arguments[0]), arguments[1:], "--extend" in sys.argv)

@@ -24,6 +24,7 @@ import altair as alt
 from keel.config.defaults import make_spec
 from keel.config.fields import put_field
 from keel.report.charts import COLOURS, DASHES
+from keel.report.significance import half_width
 from keel.runs.compare import run_jobs
 from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
@@ -52,8 +53,6 @@ BASE: dict[str, Any] = {
 RATES, SEEDS, MORE_SEEDS, TUNING_SEED = (1.0, 0.5, 0.2, 0.1), (0, 1, 2), (3, 4), 100
 INNER = (0.003, 0.01, 0.03)
 SHARDS = {"role": {"data.partition": "key"}, "iid": {"data.partition": "iid", "data.clients": 20}}
-STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""The 97.5 % quantile of Student's t for so many seeds."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ def difference_text(differences: list[float]) -> str:
     """The mean of paired differences with its 95 % interval; bold if the interval excludes zero."""
     if len(differences) < 2:
         return "not run"
-    mean, half = fmean(differences), STUDENT_T[len(differences)] * stdev(differences) / len(differences) ** 0.5
+    mean, half = fmean(differences), half_width(differences)
     text = f"{mean:+.3f} ± {half:.3f}"
     return f"**{text}**" if abs(mean) > half else text
 

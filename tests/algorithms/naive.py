@@ -114,6 +114,30 @@ def ghbm(problem: Problem, beta: float, tau: int) -> Layers:
     return thetas[-1]
 
 
+def ghbm_lookahead(problem: Problem, beta: float, tau: int, lookahead: float, mu: float) -> Layers:
+    # x extrapolates the movement of the last tau rounds: x = theta^{t-1} + lookahead (theta^{t-1} - theta^{t-tau-1})
+    thetas = [problem.theta0]
+    for t, cohort in enumerate(problem.rounds, start=1):
+        theta = thetas[t - 1]
+        past = thetas[t - tau - 1] if t - tau - 1 >= 0 else theta
+        x = [a + lookahead * (a - b) for a, b in zip(theta, past, strict=True)]
+        ends = []
+        for client in cohort:
+            w = [layer.clone() for layer in x]
+            for batch in client.batches:
+                g = grad(w, batch)
+                w = [
+                    wk - client.lr * (gk + mu * (wk - xk) + problem.weight_decay * wk)
+                    for wk, gk, xk in zip(w, g, x, strict=True)
+                ]
+            ends.append(w)
+        moved = [a - b for a, b in zip(average(cohort, ends), x, strict=True)]
+        thetas.append(
+            [a + beta * (a - b) / tau + problem.server_lr * c for a, b, c in zip(theta, past, moved, strict=True)]
+        )
+    return thetas[-1]
+
+
 def localghbm(problem: Problem, beta: float, tau_i: str) -> Layers:
     theta = problem.theta0
     received: dict[int, tuple[int, Layers]] = {}
@@ -270,8 +294,9 @@ def adabest(problem: Problem, mu: float, beta: float) -> Layers:
     return theta
 
 
-def mime(problem: Problem, beta: float = 0.0) -> Layers:
-    """With beta above 0: MimeMom."""
+def mime(problem: Problem, beta: float = 0.0, fresh: float | None = None) -> Layers:
+    """With beta above 0: MimeMom. `fresh`: the weight of the newest gradient, 1 - beta in an average, 1 in a sum."""
+    fresh = 1 - beta if fresh is None else fresh
     theta, m = problem.theta0, zeros(problem.theta0)
     for cohort in problem.rounds:
         c = average(cohort, [grad(theta, problem.examples[client.number]) for client in cohort])
@@ -280,15 +305,16 @@ def mime(problem: Problem, beta: float = 0.0) -> Layers:
             w = [layer.clone() for layer in theta]
             for batch in client.batches:
                 at_w, at_theta = grad(w, batch), grad(theta, batch)
-                u = [(1 - beta) * (a - b + ck) + beta * mk for a, b, ck, mk in zip(at_w, at_theta, c, m, strict=True)]
+                u = [fresh * (a - b + ck) + beta * mk for a, b, ck, mk in zip(at_w, at_theta, c, m, strict=True)]
                 w = [wk - client.lr * (uk + problem.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             ends.append(w)
         theta = server_step(problem, cohort, theta, ends)
-        m = [beta * a + (1 - beta) * b for a, b in zip(m, c, strict=True)]
+        m = [beta * a + fresh * b for a, b in zip(m, c, strict=True)]
     return theta
 
 
-def mimelitemom(problem: Problem, beta: float) -> Layers:
+def mimelitemom(problem: Problem, beta: float, fresh: float | None = None) -> Layers:
+    fresh = 1 - beta if fresh is None else fresh
     theta, m = problem.theta0, zeros(problem.theta0)
     for cohort in problem.rounds:
         full = average(cohort, [grad(theta, problem.examples[client.number]) for client in cohort])
@@ -296,19 +322,20 @@ def mimelitemom(problem: Problem, beta: float) -> Layers:
         for client in cohort:
             w = [layer.clone() for layer in theta]
             for batch in client.batches:
-                u = [(1 - beta) * a + beta * b for a, b in zip(grad(w, batch), m, strict=True)]
+                u = [fresh * a + beta * b for a, b in zip(grad(w, batch), m, strict=True)]
                 w = [wk - client.lr * (uk + problem.weight_decay * wk) for wk, uk in zip(w, u, strict=True)]
             ends.append(w)
         theta = server_step(problem, cohort, theta, ends)
-        m = [beta * a + (1 - beta) * b for a, b in zip(m, full, strict=True)]
+        m = [beta * a + fresh * b for a, b in zip(m, full, strict=True)]
     return theta
 
 
-def fedacg(problem: Problem, lambda_: float, beta: float) -> Layers:
+def fedacg(problem: Problem, lambda_: float, beta: float, length: float) -> Layers:
+    """`length` multiplies the lookahead: the server learning rate in Nesterov's form."""
     # Kim et al. write momentum as a movement: theta^t = theta^{t-1} + m^t, m^t = lambda m^{t-1} + mean(w_i - x)
     theta, m = problem.theta0, zeros(problem.theta0)
     for cohort in problem.rounds:
-        x = [a + lambda_ * b for a, b in zip(theta, m, strict=True)]
+        x = [a + length * lambda_ * b for a, b in zip(theta, m, strict=True)]
         ends = []
         for client in cohort:
             w = [layer.clone() for layer in x]

@@ -41,6 +41,8 @@ def _final_model(algorithm: str, sampler: str) -> Tensor:
         {"name": "localghbm", "beta": 0.0},
         {"name": "fedhbm", "beta": 0.0},
         {"name": "ghbm", "tau": 1000},
+        {"name": "ghbm_lookahead", "beta": 0.0, "lookahead": 0.0},
+        {"name": "ghbm_lookahead", "tau": 1000},
         {"name": "fedprox", "mu": 0.0},
         {"name": "fedacg", "lambda_": 0.0, "beta": 0.0},
         {"name": "fedcm", "alpha": 1.0},
@@ -60,6 +62,12 @@ def test_it_equals_fedavg_without_its_extra_term(algorithm: dict[str, Any]) -> N
         ({"name": "mimemom", "beta": 0.0}, {"name": "mime"}),
         ({"name": "ghbm", "tau": 1, "beta": 0.7}, {"name": "fedadc", "beta": 0.7}),
         ({"name": "mimelitemom", "beta": 0.0}, FEDAVG),
+        ({"name": "ghbm_lookahead", "tau": 1, "beta": 0.7, "lookahead": 0.0}, {"name": "fedavgm", "beta": 0.7}),
+        (
+            {"name": "ghbm_lookahead", "tau": 1, "beta": 0.7, "lookahead": 0.7, "mu": 0.1},
+            {"name": "fedacg", "lambda_": 0.7, "beta": 0.1},
+        ),
+        ({"name": "ghbm_lookahead", "beta": 0.0, "lookahead": 0.0, "mu": 0.3}, {"name": "fedprox", "mu": 0.3}),
     ],
     ids=str,
 )
@@ -117,8 +125,22 @@ def test_ghbm_by_hand() -> None:
     assert len(server) == 3  # theta and the last two models
 
 
+def test_ghbm_lookahead_by_hand() -> None:
+    algorithm = make_algorithm("ghbm_lookahead", beta=0.5, tau=2, lookahead=2.0, mu=0.25)
+    server = algorithm.init_server(one(8.0))
+    for step in (1.0, 2.0):  # theta: 8, 7, 5
+        assert algorithm.broadcast(server, context())["theta"] == server["theta"]  # fewer than two rounds so far
+        server = algorithm.aggregate(server, [Report({"delta": one(step)}, 1.0, 4)], context())
+    received = algorithm.broadcast(server, context())
+    assert {name: value.item() for name, value in received.items()} == {"theta": 5 - 2 * (8 - 5)}
+    assert algorithm.direction(one(3.0), lambda w: 2 * w, received, {}, context()).item() == 6 + 0.25 * (3 - -1)  # type: ignore[union-attr]
+    server = algorithm.aggregate(server, [Report({"delta": one(4.0)}, 1.0, 4)], context())
+    assert server["theta"].item() == 5 - 0.5 * 1.5 - 4
+    assert len(server) == 3  # theta and the last two models
+
+
 def test_fedhbm_by_hand() -> None:
-    fedhbm = make_algorithm("fedhbm", beta=1.0, tau_i="actual")
+    fedhbm = make_algorithm("fedhbm", beta=1.0)
     received, state = {"theta": torch.tensor([3.0])}, fedhbm.init_client(torch.tensor([9.0]))
 
     def displacement(w: float, t: int) -> float:

@@ -108,6 +108,8 @@ def test_over_varies_fields_also_of_an_algorithm_that_is_an_object(tmp_path: Pat
 
 
 def test_losses_and_metrics_are_names_or_functions(tmp_path: Path) -> None:
+    import torchmetrics  # noqa: F401  before the fork: it takes two seconds, which each worker would take
+
     inputs = np.random.default_rng(0).normal(size=(48, 6))
     data = keel.federate(inputs, inputs.sum(1), test=(inputs, inputs.sum(1)), clients=6)
 

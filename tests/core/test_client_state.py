@@ -136,10 +136,10 @@ def test_half_precision_does_not_change_tensors_that_are_not_model_sized(precisi
 
 @pytest.mark.parametrize("name", ["adabest", "fedhbm"])
 def test_half_precision_does_not_change_a_round_counter(name: str) -> None:
-    """bfloat16 rounds 261 to 260, so that AdaBest, and FedHBM with the actual tau_i, divided by zero."""
-    algorithm = {"name": name, **({"tau_i": "actual"} if name == "fedhbm" else {})}
-    table = {"algorithm": algorithm, "rounds": 265, "participation": {"rate": 1.0}, "local": {"steps": 1, "lr": 0.01}}
-    loop = uneven_loop({**table, "memory": {"precision": "bfloat16"}, "evaluation": {"every": 265, "last": 1}})
+    """bfloat16 rounds 261 to 260, so that AdaBest and FedHBM divided by zero."""
+    shared = {"rounds": 265, "participation": {"rate": 1.0}, "local": {"steps": 1, "lr": 0.01}}
+    memory = {"memory": {"precision": "bfloat16"}, "evaluation": {"every": 265, "last": 1}}
+    loop = uneven_loop({"algorithm": {"name": name}, **shared, **memory})
     training_state = loop.start()
     training_state.round = 256
     assert loop.run(training_state) == "finished"

@@ -16,6 +16,7 @@ IMAGES, TOKENS = (3, 16, 16), (6,)
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "linear": (IMAGES, {}),
     "mlp": (IMAGES, {}),
+    "cnn": (IMAGES, {}),
     "lenet": (IMAGES, {}),
     "resnet20": (IMAGES, {}),
     "char_lstm": (TOKENS, {"embedding": 3, "hidden": 4}),
@@ -80,6 +81,7 @@ def test_outputs_and_gradients_at_other_weights_equal_those_of_a_model_with_thes
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "size"),
     [
+        ("cnn", (3, 16, 16), 10, 38_570),
         ("lenet", (3, 32, 32), 10, 797_962),
         ("lenet", (1, 28, 28), 10, 573_578),
         ("resnet20", (3, 32, 32), 10, 269_722),  # 272,474 with weights in the shortcuts (option B)
@@ -109,6 +111,7 @@ def test_every_model_has_a_one_line_summary(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "settings", "words"),
     [
+        ("cnn", (1, 3, 3), {}, r"model.channels must have fewer entries for images of 3x3 pixels \(got \[16, 32\]\)"),
         ("lenet", (1, 8, 8), {}, r"model.name = 'lenet' requires images of at least 16x16 pixels \(got 8x8\)"),
         ("lenet", (3, 32, 15), {}, r"at least 16x16 pixels \(got 32x15\)"),
         ("lenet", (64,), {}, r"requires images of shape \(channels, height, width\) \(got inputs of shape \(64,\)\)"),

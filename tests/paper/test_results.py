@@ -33,7 +33,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(computed.REGRESSION_ROUNDS, "smoke", 2)
+    monkeypatch.setitem(computed.REGRESSION, "smoke", (2, 2))
 
 
 def smoke_result(name: str, out: Path, seeds: int | None = None) -> Result:
@@ -87,24 +87,23 @@ def test_missing_runs_are_shown_as_not_run(tmp_path: Path, out: Path) -> None:
 
 
 def test_a_result_has_spec_environment_command_and_chosen_hyperparameters(out: Path) -> None:
-    result = smoke_result("mnist", out)
-    [part] = result["parts"]
-    [row] = part["rows"]
-    assert result["command"] == "keel paper run mnist --scale smoke"
+    result = smoke_result("ladder", out)
+    part = result["parts"][0]
+    row = part["rows"][1]
+    assert result["command"] == "keel paper run ladder --scale smoke"
     assert part["spec"]["data.name"] == "digits"
     assert {"keel", "torch", "source_sha256"} <= set(part["environments"][0])
-    assert set(row["chosen"]) == {"local.lr", "algorithm.beta"}
+    assert set(row["chosen"]) == {"local.lr", "server.lr", "algorithm.beta"}
     runs = [RunFolder.open(path.parent) for path in (out / "runs").glob("*fedhbm*/spec.toml")]
     assert any(folder.table["local"]["lr"] == row["chosen"]["local.lr"] for folder in runs)
 
 
-def test_hyperparameters_at_the_edge_of_the_grid_are_noted(out: Path) -> None:
-    result = smoke_result("mnist", out)
-    [row] = result["parts"][0]["rows"]
-    assert row["at_the_edge"] == (["local.lr"] if row["chosen"]["local.lr"] in (0.01, 0.3) else [])
-    row |= {"at_the_edge": ["local.lr"], "chosen": {"local.lr": 0.3}}
-    expected = "At the edge of the grid, so that values outside it may be better: FedHBM (lr 0.3)."
-    assert any(expected in note for note in make_view(result).notes)
+def test_a_search_that_ended_at_the_border_of_what_it_tried_is_noted(out: Path) -> None:
+    result = smoke_result("ladder", out)
+    row = result["parts"][0]["rows"][1]
+    row |= {"open_fields": ["local.lr"], "chosen": {"local.lr": 0.3}}
+    expected = "FedHBM (lr 0.3)."
+    assert any("at the border" in note and expected in note for note in make_view(result).notes)
 
 
 def test_a_field_on_the_x_axis_gives_a_column_per_value(out: Path) -> None:
@@ -150,7 +149,12 @@ def test_the_csv_has_the_numbers_of_a_figure(out: Path) -> None:
     regression = make_view(smoke_result("regression", out))
     assert "mean nothing" in regression.notes[1]
     for row, record in zip(regression.sheets[0].rows, regression.records, strict=True):
-        assert row[1:] == [f"{value:.1e}" for name, value in record.items() if name != "method"]
+        assert row[:3] == [f"{record['lr']:g}", record["method"], f"{record['median']:.3g}"]
+        assert record["low"] <= record["median"] <= record["high"]
+    theorem = make_view(smoke_result("theorem", out))
+    medians = {(f"{record['G']:,}", record["method"], record["T"]): record["median"] for record in theorem.records}
+    for dissimilarity, method, *values, _ in theorem.sheets[0].rows:
+        assert values == [f"{medians[dissimilarity, method, T]:.3g}" for T in (5, 10)]
 
 
 def test_a_method_has_the_same_style_in_all_panels() -> None:

@@ -14,7 +14,7 @@ from keel.runs.estimate import estimate
 from keel.runs.folder import RunFolder
 from keel.units import size
 from tests.cli.calling import call_keel
-from tests.conftest import Called
+from tests.conftest import Called, jobs_in_process
 from tests.contract.own import Lookahead
 
 Keel = Callable[..., Called]
@@ -91,7 +91,9 @@ OWN = "tests.contract.own:Lookahead"
 
 
 @pytest.mark.parametrize("target", [OWN, "lookahead"])
-def test_the_target_is_named_as_in_the_spec_or_in_the_class(keel: Keel, tmp_path: Path, target: str) -> None:
+def test_the_target_is_named_as_in_the_spec_or_in_the_class(
+    keel: Keel, tmp_path: Path, in_process: None, target: str
+) -> None:
     jobs = jobs_of({}, ["fedavg", OWN], 2, [], tmp_path)
     assert baseline_of(target, jobs) == OWN
     assert baseline_of("fedavg", jobs) == "fedavg"
@@ -136,7 +138,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     accuracy = json.loads(killed.read_text())["accuracy"]
     killed.unlink()
     before = finished.stat().st_mtime_ns
-    both = call_keel(folder, *COMPARE, "--methods", "fedavg,scaffold", "--json", "--quiet")
+    with jobs_in_process():
+        both = call_keel(folder, *COMPARE, "--methods", "fedavg,scaffold", "--json", "--quiet")
     assert both.code == 0, both.err
     return Commands(folder, scaffold, both, accuracy, finished.stat().st_mtime_ns == before)
 
@@ -163,7 +166,9 @@ def test_progress_lines_name_the_run_of_an_accuracy(commands: Commands) -> None:
     assert all("% (seed 0)" in line or "% (seed 1)" in line for line in lines if "%" in line)
 
 
-def test_the_progress_of_a_resumed_comparison_includes_the_bytes_before_the_stop(keel: Keel, tmp_path: Path) -> None:
+def test_the_progress_of_a_resumed_comparison_includes_the_bytes_before_the_stop(
+    keel: Keel, tmp_path: Path, in_process: None
+) -> None:
     (job,) = jobs_of({"rounds": 6}, ["fedavg"], 1, [], tmp_path / "out")
     rounds: list[int] = []
     run(

@@ -398,7 +398,7 @@ def test_ctrl_c_stops_several_runs_and_the_same_command_continues(
     request.getfixturevalue("in_process")
     again: Called = request.getfixturevalue("keel")(*arguments)
     assert again.code == 0, again.err
-    assert [row["status"] for row in json.loads(again.out)] == ["finished"] * 4
+    assert [row["status"] for row in json.loads(again.out)] == ["finished"] * 5
 
 
 def test_a_checkpoint_is_a_safetensors_file(finished: keel.Run) -> None:

@@ -1,8 +1,9 @@
 """The algorithms by name: those of this folder, those of installed packages, and "module:Class"."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from inspect import isfunction, signature
+from functools import cache
+from inspect import Parameter, isfunction, signature
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -41,12 +42,17 @@ def check_functions(cls: type[Algorithm]) -> None:
         own = getattr(cls, name)
         if name.startswith("_") or not isfunction(function) or not isfunction(own):
             continue
-        expected, got = signature(function).parameters, signature(own).parameters
+        expected, got = _parameters(function), _parameters(own)
         takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in got.values())
         if len(expected) != len(got) and not takes_any:
             raise KeelError(
                 f"algorithm: {cls.__name__}.{name} must take ({', '.join(expected)}) (got ({', '.join(got)}))"
             )
+
+
+@cache  # every spec is checked, and inspecting signatures would take half of the time of making one
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    return signature(function).parameters
 
 
 def make_algorithm(name: str, **settings: Any) -> Algorithm:

@@ -4,6 +4,7 @@ G. Kim, J. Kim, B. Han. Communication-Efficient Federated Learning with Accelera
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +17,14 @@ from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Me
 class FedACG(Algorithm):
     """FedAvgM in Nesterov's form: clients start at the point that the momentum leads to, with a proximal term to it.
 
-    server:  sends x = theta - lambda m
+    server:  sends x = theta - eta lambda m  (lookahead = "scaled") or theta - lambda m  ("full")
     client:  from w = x:  u = g + beta (w - x)
     server:  m <- lambda m + mean(x - w_i);  theta <- theta - eta m
 
     lambda = beta = 0 is FedAvg. `lambda_` is lambda, a reserved word in Python.
+
+    The paper has no server learning rate. At eta = 1 both lookaheads are its rule. At another eta, "scaled" is
+    Nesterov's point, one momentum step ahead of theta; "full" is 1/eta times as far.
     """
 
     name = "fedacg"
@@ -30,12 +34,14 @@ class FedACG(Algorithm):
 
     lambda_: Fraction = 0.9
     beta: NonNegative = 0.01
+    lookahead: Literal["scaled", "full"] = "scaled"
 
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "m": torch.zeros_like(theta)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        return {"theta": server["theta"] - self.lambda_ * server["m"]}
+        length = self.lambda_ * (ctx.server_lr if self.lookahead == "scaled" else 1.0)
+        return {"theta": server["theta"] - length * server["m"]}
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return gradient(w) + self.beta * (w - received["theta"])

@@ -13,6 +13,19 @@ from keel.algorithms.base import Algorithm, hyperparameters
 from keel.algorithms.types import ClientContext, Context, Fraction, Message, Report, State, Tau, in_rounds
 
 
+def mean_step(server: State, tau: int) -> Tensor:
+    """m, the server's mean step over the last tau rounds; zero until tau rounds exist."""
+    theta, past = server["theta"], server.get(f"past.{tau}")
+    return torch.zeros_like(theta) if past is None else (past - theta) / tau
+
+
+def past_models(server: State, tau: int) -> State:
+    """The tau models before the one that this round makes: `past.1` is the present one."""
+    known = sum(name.startswith("past.") for name in server)
+    history = [server["theta"], *(server[f"past.{k}"] for k in range(1, known + 1))]
+    return {f"past.{k}": theta for k, theta in enumerate(history[:tau], start=1)}
+
+
 @hyperparameters
 class GHBM(Algorithm):
     """Every local step also takes 1/J of the server's mean step over the last tau rounds.
@@ -36,16 +49,10 @@ class GHBM(Algorithm):
         return in_rounds(self.tau, period)
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        theta, tau = server["theta"], ctx.rounds(self.tau)
-        past = server.get(f"past.{tau}")
-        m = torch.zeros_like(theta) if past is None else (past - theta) / tau
-        return {"theta": theta, "m": m}
+        return {"theta": server["theta"], "m": mean_step(server, ctx.rounds(self.tau))}
 
     def displacement(self, w: Tensor, received: Message, state: State, ctx: ClientContext) -> Tensor:
         return received["m"] * (-self.beta / ctx.steps)
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
-        known = sum(name.startswith("past.") for name in server)
-        history = [server["theta"], *(server[f"past.{k}"] for k in range(1, known + 1))]
-        past = {f"past.{k}": theta for k, theta in enumerate(history[: ctx.rounds(self.tau)], start=1)}
-        return {**super().aggregate(server, reports, ctx), **past}
+        return {**super().aggregate(server, reports, ctx), **past_models(server, ctx.rounds(self.tau))}

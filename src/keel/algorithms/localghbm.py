@@ -20,8 +20,9 @@ class LocalGHBM(Algorithm):
     client:  u = g, d = -beta (a - theta) / (tau_i J),  a the model received in the client's last round
     state:   a <- theta
 
-    tau_i is 1/C ("expected") or the number of rounds since the client last took part ("actual"). A client in its
-    first round has no momentum. Under cyclic participation this is GHBM with tau = 1/C.
+    tau_i is the number of rounds since the client last took part ("actual", the paper's text) or 1/C ("expected",
+    the authors' code). A client in its first round has no momentum. Under cyclic participation this is GHBM with
+    tau = 1/C.
     """
 
     name = "localghbm"
@@ -30,7 +31,7 @@ class LocalGHBM(Algorithm):
     mean_suffices = True
 
     beta: Fraction = 0.9
-    tau_i: Literal["expected", "actual"] = "expected"
+    tau_i: Literal["actual", "expected"] = "actual"
 
     def init_client(self, theta: Tensor) -> State:
         never = torch.zeros(1, dtype=torch.int64)

@@ -5,12 +5,16 @@ barrier for cross-device federated learning. NeurIPS 2021.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from keel.algorithms.base import Algorithm, hyperparameters, weighted_mean
 from keel.algorithms.types import ClientContext, Context, Fraction, Gradient, Message, Observation, Path, Report, State
+
+Form = Literal["average", "sum"]
+"""Whether the momentum is an average of gradients or their decaying sum."""
 
 
 @hyperparameters
@@ -43,13 +47,15 @@ class MimeMom(Mime):
     client:  u = (1 - beta) (g(w) - g(theta, same minibatch) + c) + beta m
     server:  m <- beta m + (1 - beta) c
 
-    beta = 0 is Mime.
+    beta = 0 is Mime. This is the average of Mime's paper. With form = "sum" the factor (1 - beta) is 1 in both lines,
+    as in PyTorch's SGD, and a step is up to 1 / (1 - beta) times as long.
     """
 
     name = "mimemom"
     title = "MimeMom"
 
     beta: Fraction = 0.9
+    form: Form = "average"
 
     def init_server(self, theta: Tensor) -> State:
         return {"theta": theta, "m": torch.zeros_like(theta)}
@@ -63,10 +69,10 @@ class MimeMom(Mime):
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
         corrected = super().direction(w, gradient, received, state, ctx)
-        return (1 - self.beta) * corrected + self.beta * received["m"]
+        return _fresh(self) * corrected + self.beta * received["m"]
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
-        m = self.beta * server["m"] + (1 - self.beta) * server["c"]
+        m = self.beta * server["m"] + _fresh(self) * server["c"]
         return {**super().aggregate(server, reports, ctx), "m": m}
 
 
@@ -76,6 +82,8 @@ class MimeLiteMom(Algorithm):
 
     client:  u = (1 - beta) g + beta m
     server:  m <- beta m + (1 - beta) mean of the full gradients at theta
+
+    With form = "sum" the factor (1 - beta) is 1 in both lines, as in `MimeMom`.
     """
 
     name = "mimelitemom"
@@ -84,6 +92,7 @@ class MimeLiteMom(Algorithm):
     mean_suffices = True
 
     beta: Fraction = 0.9
+    form: Form = "average"
 
     @property
     def observes(self) -> frozenset[Observation]:
@@ -96,7 +105,7 @@ class MimeLiteMom(Algorithm):
         return {"theta": server["theta"], "m": server["m"]}
 
     def direction(self, w: Tensor, gradient: Gradient, received: Message, state: State, ctx: ClientContext) -> Tensor:
-        return (1 - self.beta) * gradient(w) + self.beta * received["m"]
+        return _fresh(self) * gradient(w) + self.beta * received["m"]
 
     def report(self, path: Path, received: Message, state: State, ctx: ClientContext) -> tuple[Message, State]:
         assert path.full_gradient is not None
@@ -104,5 +113,10 @@ class MimeLiteMom(Algorithm):
 
     def aggregate(self, server: State, reports: Iterable[Report], ctx: Context) -> State:
         mean = weighted_mean(reports)
-        m = self.beta * server["m"] + (1 - self.beta) * mean["gradient"]
+        m = self.beta * server["m"] + _fresh(self) * mean["gradient"]
         return {"theta": server["theta"] - ctx.server_lr * mean["delta"], "m": m}
+
+
+def _fresh(algorithm: MimeMom | MimeLiteMom) -> float:
+    """The weight of the newest gradient relative to the momentum."""
+    return 1 - algorithm.beta if algorithm.form == "average" else 1.0

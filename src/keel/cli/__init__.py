@@ -7,6 +7,7 @@ import typer
 
 from keel.cli import data, deploy, paper
 from keel.cli.algorithms import algorithms
+from keel.cli.campaign import campaign
 from keel.cli.compare import compare, demo, report
 from keel.cli.export import export
 from keel.cli.run import resume, run
@@ -39,7 +40,7 @@ def keel(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, resume, compare, sweep, report, export, algorithms):
+for command in (demo, run, resume, compare, sweep, report, export, campaign, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")

@@ -21,7 +21,7 @@ def algorithms(as_json: AsJson = False) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))  # 80 columns are enough
     for name in ("name", "paper", "client\nstate", "mean\nsuffices"):
         table.add_column(name, no_wrap=True)
-    for name in ("down", "up", "relative\ncost"):
+    for name in ("down", "up", "cost"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         properties = ["yes" if row[key] else "no" for key in ("stateful", "mean_suffices")]
@@ -32,5 +32,5 @@ def algorithms(as_json: AsJson = False) -> None:
         "\nclient state: clients keep state between rounds.\n"
         "mean suffices: the server needs only the mean of the reports.\n"
         "down, up: model-sized vectors sent to and from each client in a round.\n"
-        "relative cost: bytes per round relative to FedAvg."
+        "cost: bytes per round relative to FedAvg."
     )

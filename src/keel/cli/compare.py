@@ -37,25 +37,23 @@ if TYPE_CHECKING:
     from keel.report.comparison import Comparison
     from keel.report.tables import Sheet
 
-DEMO_METHODS = ["fedavg", "fedavgm", "ghbm", "fedhbm"]
-
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the run folders and report.html.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method.")] = 5,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: 300).")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: 600).")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare four methods on handwritten digits.
+    """Compare five methods on handwritten digits.
 
     Example: keel demo
     """
+    from keel.cli.demo import demo_jobs
     from keel.report.comparison import compare as compare_runs
-    from keel.runs.compare import jobs_of, run_jobs
+    from keel.runs.compare import run_jobs
 
-    table = {} if rounds is None else {"rounds": rounds}
-    comparison = compare_runs(run_jobs(jobs_of(table, DEMO_METHODS, seeds, [], out), quiet), "fedavg")
+    comparison = compare_runs(run_jobs(demo_jobs(out, seeds, rounds), quiet), "fedavg")
     page = _write_page(out, "fedavg", None)
     if as_json:
         print_json(comparison.rows())
@@ -63,7 +61,7 @@ def demo(
     from keel.cli.terminal import console
 
     console.print()
-    console.print(f"Handwritten digits, 100 clients with one class each, 10 clients per round, {seeds} seeds.\n")
+    console.print(f"Handwritten digits, 100 clients with one class each, one per round, {seeds} seeds.\n")
     _print_text(comparison, interval=False, cost=False)
     console.print(f"Runs:   {out}", soft_wrap=True)
     console.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)

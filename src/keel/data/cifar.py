@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,42 +41,56 @@ DIGESTS = {
     "test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+WIDTH = 32
 MARGIN = 4
-"""Pixels of padding for the random crop."""
+"""Pixels of padding for the random crop of a full-size image."""
+Size = Literal[8, 16, 32]
+"""The width and height to which images are averaged down."""
 
 
-def cifar10(*, augment: bool = True) -> Dataset:
+def cifar10(*, augment: bool = True, size: Size = 32) -> Dataset:
     """60,000 colour photographs of 32x32 pixels in 10 classes."""
-    pixels = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), MARGIN * augment)
-    return _load("cifar10", CIFAR10, "labels", CIFAR10_CLASSES, pixels)
+    pixels = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), _margin(augment, size))
+    return _load("cifar10", CIFAR10, "labels", CIFAR10_CLASSES, pixels, size)
 
 
-def cifar100(*, augment: bool = True) -> Dataset:
+def cifar100(*, augment: bool = True, size: Size = 32) -> Dataset:
     """60,000 colour photographs of 32x32 pixels in 100 classes."""
-    pixels = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), MARGIN * augment)
+    pixels = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), _margin(augment, size))
     classes = resources.files(__package__).joinpath("cifar100_classes.txt").read_text(encoding="utf-8").split()
-    return _load("cifar100", CIFAR100, "fine_labels", tuple(classes), pixels)
+    return _load("cifar100", CIFAR100, "fine_labels", tuple(classes), pixels, size)
 
 
 CIFAR10_ENTRY = CatalogEntry(cifar10, downloads=(CIFAR10,))
 CIFAR100_ENTRY = CatalogEntry(cifar100, downloads=(CIFAR100,))
 
 
-def _load(name: str, download: Download, labels: str, classes: tuple[str, ...], pixels: Pixels) -> Dataset:
+def _margin(augment: bool, size: int) -> int:
+    return MARGIN * size // WIDTH if augment else 0
+
+
+def _load(name: str, download: Download, labels: str, classes: tuple[str, ...], pixels: Pixels, size: int) -> Dataset:
     files = [data_folder() / member for member in download.members]
 
     def make(folder: Path) -> dict[str, Any]:
         for part, sources in ("train", files[:-1]), ("test", files[-1:]):
             batches = [read_batch(source, labels, DIGESTS[source.name]) for source in sources]
-            np.save(folder / f"{part}_inputs.npy", np.concatenate([images for images, _ in batches]))
+            np.save(folder / f"{part}_inputs.npy", np.concatenate([shrink(images, size) for images, _ in batches]))
             np.save(folder / f"{part}_targets.npy", np.concatenate([targets for _, targets in batches]))
         return {}
 
-    stored = prepared(name, files, {}, make)
+    stored = prepared(name, files, {} if size == WIDTH else {"size": size}, make)
     tensors = {array: torch.from_numpy(values) for array, values in stored.arrays.items()}
     train = Examples(tensors["train_inputs"], tensors["train_targets"])
     test = Examples(tensors["test_inputs"], tensors["test_targets"])
     return Dataset(train, test, len(classes), transform=pixels, sha256=stored.sha256, class_names=classes)
+
+
+def shrink(images: np.ndarray, size: int) -> np.ndarray:
+    """Average the pixels of square blocks, so that each image has `size` rows and columns."""
+    block = images.shape[-1] // size
+    blocks = images.reshape(*images.shape[:-2], size, block, size, block)
+    return np.rint(blocks.mean(axis=(-3, -1))).astype(images.dtype)
 
 
 def read_batch(path: Path, labels: str, digest: str) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from keel.algorithms import REGISTRY
 from keel.config.defaults import make_spec
 from keel.config.overrides import put
 from keel.config.schema import CUSTOM, Spec
@@ -92,9 +91,6 @@ def _read_spec(table: dict[str, Any]) -> Spec:
             raise KeelError(
                 f"engine.{field} must not be set (got {table['engine'][field]!r}): the sites train the clients"
             )
-    algorithm = table.get("algorithm", {})
-    if hasattr(REGISTRY.get(algorithm.get("name")), "tau_i"):  # a site may be offline long, whatever the rate
-        table["algorithm"] = {"tau_i": "actual", **algorithm}
     spec = make_spec(table)
     if spec.algorithm.pooled:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")

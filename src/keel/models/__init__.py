@@ -19,6 +19,7 @@ MODELS: Mapping[str, Callable[..., "nn.Module"]] = registry.Lazy(
     {
         "linear": "keel.models.small:linear",
         "mlp": "keel.models.small:mlp",
+        "cnn": "keel.models.small:cnn",
         "lenet": "keel.models.lenet:lenet",
         "resnet20": "keel.models.resnet:resnet20",
         "char_lstm": "keel.models.recurrent:char_lstm",

@@ -1,14 +1,16 @@
 """Tables and figures that are computed directly, without run folders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
+
+from torch import Tensor
 
 from keel.config.defaults import make_spec
 from keel.config.schema import Spec
 from keel.core.sampling import Cyclic
 from keel.errors import KeelError
-from keel.paper import regression
+from keel.paper import regression, theorem
 from keel.paper.printed import printed_tables
 from keel.paper.recipes import Recipe, Scale
 from keel.runs.build import load_data, local_config
@@ -40,7 +42,10 @@ GRIDS = {
 }
 """Grid, data set and model of each column of the paper's table of hyper-parameters."""
 
-REGRESSION_ROUNDS = {"paper": 300, "desktop": 300, "smoke": 20}
+REGRESSION = {"paper": (300, regression.ORDERS), "desktop": (300, regression.ORDERS), "smoke": (20, 2)}
+"""Rounds, and orders of the clients."""
+THEOREM = {"desktop": ([250, 500, 1000, 2000, 4000], theorem.ORDERS), "smoke": ([5, 10], 1)}
+"""Values of T, and orders of the clients."""
 
 
 def convergence_rates(recipe: Recipe, scale: Scale) -> Content:
@@ -116,33 +121,142 @@ def cyclic_participation(recipe: Recipe, scale: Scale) -> Content:
 
 def linear_regression(recipe: Recipe, scale: Scale) -> Content:
     """Return the final losses and the loss curves of the linear regression."""
-    panels = regression_panels(REGRESSION_ROUNDS[scale])
-    final = {panel["title"]: {row["method"]: row["mean"] for row in panel["rows"]} for panel in panels}
-    records = [
-        {"method": method, **{case: losses[method] for case, losses in final.items()}} for method in regression.METHODS
+    rounds, orders = REGRESSION[scale]
+    curves = regression_curves(rounds, orders)
+    records = regression_records(curves)
+    columns = [
+        "local learning rate",
+        "method",
+        "median loss",
+        "range",
+        "orders near FedCM, C = 1",
+        "orders far above it",
+    ]
+    notes = [
+        f"Loss after {rounds} rounds, over {orders} orders of the clients. Near: at most {regression.NEAR:g} times the "
+        f"loss of {regression.BASELINE}; far: more than {regression.FAR:g} times. Bands in the figure: all orders. "
+        "Curves that diverge in every order are not drawn."
     ]
     return {
-        "columns": [f"excess loss, round {REGRESSION_ROUNDS[scale]}", *final],
-        "rows": [[method, *(f"{losses[method]:.1e}" for losses in final.values())] for method in regression.METHODS],
+        "columns": columns,
+        "rows": [[_format_field(record, name) for name in RECORD_FIELDS] for record in records],
         "records": records,
-        "panels": panels,
+        "panels": regression_panels(curves),
+        "notes": notes,
     }
 
 
-def regression_panels(rounds: int) -> list[dict[str, Any]]:
-    """Return a panel for each case of the linear regression: the loss of each method over rounds."""
+Curves = dict[float, dict[str, Tensor]]
+"""By local learning rate and method: a row per order of the clients, a column per round from 0."""
+
+
+def regression_curves(rounds: int, orders: int) -> Curves:
+    """Return the losses of the linear regression."""
+    return {
+        lr: {method: regression.loss_curves(method, lr, rounds, orders) for method in regression.METHODS}
+        for lr in regression.LEARNING_RATES
+    }
+
+
+def regression_records(curves: Curves) -> list[dict[str, Any]]:
+    """Return the final losses over the orders, and in how many orders they are near and far from the baseline's."""
+    records = []
+    for lr, methods in curves.items():
+        baseline = float(methods[regression.BASELINE][0, -1])
+        for method, losses in methods.items():
+            final = losses[:, -1]
+            counts = {
+                "orders": len(final),
+                "near": int((final <= regression.NEAR * baseline).sum()),
+                "far": int((final > regression.FAR * baseline).sum()),
+            }
+            spread = {"median": float(final.quantile(0.5)), "low": float(final.min()), "high": float(final.max())}
+            records.append({"lr": lr, "method": method, **spread, **counts})
+    return records
+
+
+RECORD_FIELDS = ("lr", "method", "median", "range", "near", "far")
+
+
+def _format_field(record: dict[str, Any], name: str) -> str:
+    match name:
+        case "lr":
+            return f"{record['lr']:g}"
+        case "method":
+            return str(record["method"])
+        case "median":
+            return f"{record['median']:.3g}"
+        case "range":
+            return "-" if record["orders"] == 1 else f"{record['low']:.3g} to {record['high']:.3g}"
+        case _:
+            return "-" if record["orders"] == 1 else f"{record[name]} of {record['orders']}"
+
+
+def regression_panels(curves: Curves) -> list[dict[str, Any]]:
+    """Return a panel for each local learning rate: the median loss of each method over rounds, and the range."""
+    panels = []
+    for lr, methods in curves.items():
+        drawn = {method: losses for method, losses in methods.items() if losses[:, -1].min() < losses[0, 0]}
+        rows = [row for method, losses in drawn.items() for row in _spread(method, range(losses.shape[1]), losses)]
+        title = f"local learning rate {lr:g}"
+        panels.append({"title": title, "form": "losses", "labels": list(regression.METHODS), "rows": rows})
+    return panels
+
+
+def rate_independent_of_dissimilarity(recipe: Recipe, scale: Scale) -> Content:
+    """Return (1/T) sum |grad f|^2 of each method for growing T and G."""
+    horizons, orders = THEOREM[scale]
+    results = {method: theorem.best_mean_squares(method, horizons, orders) for method in theorem.METHODS}
+    records: list[dict[str, Any]] = [
+        {"method": method, "G": G, "T": T, "median": float(values[:, row, column].quantile(0.5))}
+        | {"low": float(values[:, row, column].min()), "high": float(values[:, row, column].max())}
+        for method, values in results.items()
+        for column, G in enumerate(theorem.DISSIMILARITIES)
+        for row, T in enumerate(horizons)
+    ]
+    medians = {(record["method"], record["G"], record["T"]): record["median"] for record in records}
+    first, last = horizons[0], horizons[-1]
+    rows = [
+        [
+            f"{G:,}",
+            method,
+            *(f"{medians[method, G, T]:.3g}" for T in horizons),
+            f"{medians[method, G, first] / medians[method, G, last]:.1f}",
+        ]
+        for G in theorem.DISSIMILARITIES
+        for method in theorem.METHODS
+    ]
+    largest = theorem.DISSIMILARITIES[-1]
+    by_rounds = [row for m, values in results.items() for row in _spread(m, horizons, values[:, :, -1])]
+    by_dissimilarity = [
+        row for m, values in results.items() for row in _spread(m, theorem.DISSIMILARITIES, values[:, -1, :])
+    ]
+    labels = list(theorem.METHODS)
+    return {
+        "columns": ["G", "method", *(f"T = {T:,}" for T in horizons), "first / last"],
+        "rows": rows,
+        "records": records,
+        "panels": [
+            {"title": f"G = {largest:,}", "form": "horizons", "labels": labels, "rows": by_rounds},
+            {"title": f"T = {last:,}", "form": "dissimilarities", "labels": labels, "rows": by_dissimilarity},
+        ],
+        "notes": [
+            f"(1/T) sum |grad f|^2, median over {orders} orders of the clients; bands: all orders. Each method at the "
+            f"best of {len(theorem.FRACTIONS)} server steps for each T and G, the same steps for all methods."
+        ],
+    }
+
+
+def _spread(method: str, x: Iterable[int], values: Tensor) -> list[dict[str, Any]]:
+    """Return the points of a curve: the median over the rows of `values`, the least and the largest value."""
+    columns = zip(x, values.quantile(0.5, dim=0), values.min(dim=0)[0], values.max(dim=0)[0], strict=True)
     return [
         {
-            "title": case,
-            "form": "losses",
-            "labels": list(regression.METHODS),
-            "rows": [
-                {"method": method, "x": t, "mean": float(f"{loss:.4g}")}
-                for method, losses in regression.losses(case, rounds).items()
-                for t, loss in enumerate(losses, start=1)
-            ],
+            "method": method,
+            "x": at,
+            **{k: float(f"{v:.4g}") for k, v in zip(("mean", "low", "high"), point, strict=True)},
         }
-        for case in regression.CASES
+        for at, *point in columns
     ]
 
 
@@ -152,6 +266,7 @@ COMPUTED: dict[str, Callable[[Recipe, Scale], Content]] = {
     "hyperparameters": hyperparameters,
     "cyclic": cyclic_participation,
     "regression": linear_regression,
+    "theorem": rate_independent_of_dissimilarity,
 }
 """By the `view` of the recipe."""
 

@@ -10,9 +10,9 @@ from keel.errors import KeelError
 from keel.paper.execution import missing_data, plan_runs
 from keel.paper.recipes import SCALES, Part, all_recipes, rough_seconds
 from keel.paper.run_index import RunIndex, experiment_key, spec_fields
+from keel.paper.trials import Search
 from keel.report.tables import Sheet
 from keel.runs.estimate import estimate
-from keel.runs.search_space import Plan
 from keel.units import duration, size
 
 Figures = dict[str, Any]
@@ -35,7 +35,7 @@ def list_recipes(out: Path) -> list[Figures]:
                 continue
             parts = recipe.parts(scale)
             missing = missing_data(parts)
-            scales[scale] = {**_count_runs(parts, index), "needs": list(missing), "missing": list(missing.values())}
+            scales[scale] = {**count_runs(parts, index), "needs": list(missing), "missing": list(missing.values())}
         fields = recipe.model_dump(include={"name", "kind", "number", "label", "title", "shows"})
         rows.append({**fields, "scales": scales})
     return rows
@@ -63,19 +63,17 @@ def estimate_parts(parts: list[Part], out: Path, seeds: int | None, report: Call
 
     Measuring takes a while; `report` is called with the name of a method before it is measured.
     """
-    index, counted = RunIndex(out), set[str]()
+    index, counted = RunIndex(out), set[Path]()
     rows = []
     for part in parts:
         planned = plan_runs(part, index, seeds)
         for method, specs in planned.specs.items():
             missing = index.unfinished(specs)
-            search = {experiment_key(spec): spec for spec in _search_specs(planned.searches.get(method))}
-            search = {key: spec for key, spec in search.items() if key not in counted}
-            counted |= search.keys()  # two parts may share a search
+            search = _search_specs(planned.searches.get(method), counted)
             report(f"{part.title}: {method}")
             row: Figures = {"part": part.title, "method": method, "runs": len(missing), "searched": len(search)}
             row["fields"] = spec_fields(specs[0])
-            row["times"] = sum(spec.rounds for spec in [*missing, *search.values()]) / specs[0].rounds
+            row["times"] = sum(spec.rounds for spec in [*missing, *search]) / specs[0].rounds
             rows.append(row | (_estimate(specs[0]) if row["times"] else {"seconds": 0.0}))
     return rows
 
@@ -129,34 +127,43 @@ def summarise_estimate(rows: list[Figures]) -> str:
     return "\n".join([*lines, *dict.fromkeys(f"Missing: {row['missing']}" for row in rows if "missing" in row)])
 
 
-def _count_runs(parts: list[Part], index: RunIndex) -> Figures:
+def count_runs(parts: list[Part], index: RunIndex) -> Figures:
     """Return the number of runs, of finished runs and of search runs, and the rounds and seconds of the missing ones.
 
     `seconds` covers the models with a measured time and is None if there are none; `unmeasured` counts the other runs.
     """
     specs: list[Spec] = []
-    search: dict[str, Spec] = {}
+    search: list[Spec] = []
+    counted: set[Path] = set()
     for part in parts:
         planned = plan_runs(part, index)
         specs += [spec for method_specs in planned.specs.values() for spec in method_specs]
-        search |= {experiment_key(spec): spec for plan in planned.searches.values() for spec in _search_specs(plan)}
+        search += [spec for each in planned.searches.values() for spec in _search_specs(each, counted)]
     missing = index.unfinished(specs)
-    times = [rough_seconds(spec) for spec in [*missing, *search.values()]]
+    times = [rough_seconds(spec) for spec in [*missing, *search]]
     measured = [time for time in times if time is not None]
     runs = len({experiment_key(spec) for spec in specs})
     return {
         "runs": runs,
         "there": runs - len(missing),
         "searched": len(search),
-        "rounds": sum(spec.rounds for spec in [*missing, *search.values()]),
+        "rounds": sum(spec.rounds for spec in [*missing, *search]),
         "seconds": sum(measured) if measured or not times else None,
         "unmeasured": len(times) - len(measured),
     }
 
 
-def _search_specs(plan: Plan | None) -> list[Spec]:
-    """Return the specs of the runs of a search."""
-    return [] if plan is None else [spec for point in plan.points() for spec in plan.specs(point)]
+def _search_specs(search: Search | None, counted: set[Path]) -> list[Spec]:
+    """Return a spec for each run that a search has left, all at its first point: the others are not known yet.
+
+    Two parts may share a search; one that is in `counted` has none left.
+    """
+    if search is None or search.file in counted:
+        return []
+    counted.add(search.file)
+    first = search.part.trial_specs(search.method, search.lattice.next_points({}, 1)[0])
+    left = 0 if search.best() is not None else search.trials - len(search.scores())
+    return [spec for _ in range(left) for spec in first]
 
 
 def _format_counts(counts: Figures) -> str:

@@ -1,7 +1,9 @@
 """The lines beneath a table or figure: what was run, how hyper-parameters were chosen, and what is missing."""
 
+from keel.paper.evidence import p_text
+from keel.paper.ladder import rank_ladder
 from keel.paper.panels import MAXIMUM_CURVES, shows_curves
-from keel.paper.results import Result, Row
+from keel.paper.results import OLDER_MARK, Result, Row
 from keel.paper.sheets import is_timed
 
 COST_NOTE = (
@@ -9,6 +11,10 @@ COST_NOTE = (
     "and their bytes and wall-clock time. Relative cost: bytes of a round relative to FedAvg's. Δ: less (↓) or more "
     "(↑) than FedAvg spends until it first reaches that accuracy itself; the paper charges FedAvg for all its rounds, "
     "which makes its savings larger. A method that never reaches the target counts with all its rounds."
+)
+LADDER_NOTE = (
+    "Bold: the best method of a task. Underlined: methods whose paired difference from it over seeds is not "
+    "significant (t test, p corrected by Holm's procedure for the number of methods)."
 )
 SMOKE_NOTE = "Smoke scale only checks that the recipe runs; its numbers mean nothing."
 
@@ -25,11 +31,18 @@ def make_notes(result: Result, options: str) -> list[str]:
         lines.append(SMOKE_NOTE)
     if result["view"] == "cost":
         lines.append(COST_NOTE)
-    lines += [_part_note(result, part) for part in result["parts"]]
+    if result["view"] == "ladder":
+        lines += [LADDER_NOTE, *_rank_note(result)]
+    started = [part for part in result["parts"] if any(row["runs"] for row in part["rows"])]
+    lines += [*(_part_note(result, part) for part in started), *_tuning_notes(started)]
+    if waiting := [part["title"] for part in result["parts"] if part not in started]:
+        lines.append(f"Not run yet: {'; '.join(waiting)}.")
     if any(row.get("guessed") for part in result["parts"] for row in part["rows"]):
         lines.append(
             "† The paper does not give all hyper-parameters of this method; docs/paper.md lists Keel's choices."
         )
+    if any(row.get("older") for part in result["parts"] for row in part["rows"]):
+        lines.append(f"{OLDER_MARK} Measured by an older version of the code, which computed something else.")
     missing = sum(row["wanted"] - row["runs"] for part in result["parts"] for row in part["rows"])
     if missing:
         lines.append(f"{missing} run{'s' * (missing > 1)} missing: {result['command']}{options}")
@@ -38,13 +51,12 @@ def make_notes(result: Result, options: str) -> list[str]:
 
 def _part_note(result: Result, part: Row) -> str:
     started = [row for row in part["rows"] if row["runs"]]
-    line = f"{part['title']}: {_protocol(result, part)}. {part['tuned']}"
-    if not started:
-        return f"{line} Not run yet."
+    line = f"{part['title']}: {_protocol(result, part)}."
     edges = [f"{row['label']} ({', '.join(fields)})" for row in started if (fields := _edges(row))]
     if edges:
-        line += f" At the edge of the grid, so that values outside it may be better: {'; '.join(edges)}."
-    unsearched = [row["label"] for row in started if part["grid"] and "chosen" not in row]
+        line += " The search ended at the border of what it tried, so that other values may be better: "
+        line += f"{'; '.join(edges)}."
+    unsearched = [row["label"] for row in started if part.get("trials") and "chosen" not in row]
     if unsearched:
         line += f" Not searched yet, shown with default hyper-parameters: {', '.join(unsearched)}."
     if shows_curves(result) and sum("curve" in row for row in part["rows"]) > MAXIMUM_CURVES:
@@ -52,6 +64,16 @@ def _part_note(result: Result, part: Row) -> str:
     if result["view"] == "cost" and not is_timed(part):
         line += " Wall-clock times are omitted: they would measure the load of the machine."
     return line
+
+
+def _tuning_notes(parts: list[Row]) -> list[str]:
+    """Return how hyper-parameters were chosen, once for all parts of which it is true."""
+    titles: dict[str, list[str]] = {}
+    for part in parts:
+        titles.setdefault(part["tuned"], []).append(part["title"])
+    if len(titles) == 1:
+        return list(titles)
+    return [f"{'; '.join(names)}: {text}" for text, names in titles.items()]
 
 
 def _protocol(result: Result, part: Row) -> str:
@@ -66,5 +88,16 @@ def _protocol(result: Result, part: Row) -> str:
 
 
 def _edges(row: Row) -> list[str]:
-    """Return the chosen hyper-parameters that are the smallest or largest value of their grid."""
-    return [f"{field.rpartition('.')[2]} {row['chosen'][field]:g}" for field in row.get("at_the_edge", [])]
+    """Return the chosen hyper-parameters of which the search did not try both a smaller and a larger value."""
+    return [f"{field.rpartition('.')[2]} {row['chosen'][field]:g}" for field in row.get("open_fields", [])]
+
+
+def _rank_note(result: Result) -> list[str]:
+    ranking = rank_ladder(result)
+    if ranking is None:
+        return []
+    text = f"Ranks: means over the {ranking.tasks} tasks with all {len(ranking.ranks)} methods, 1 is the best. "
+    p = p_text(ranking.p)
+    text += f"Friedman's test in Iman and Davenport's form: p {p if p.startswith('<') else '= ' + p}. "
+    text += f"Mean ranks that differ by less than {ranking.critical_difference:.1f}, Nemenyi's critical difference at "
+    return [text + "5 %, are not separated; bars in the figure join them."]

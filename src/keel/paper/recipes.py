@@ -1,26 +1,28 @@
 """Recipes of the paper's tables and figures, read from recipes.toml. Nothing here runs or reads a run."""
 
-import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from keel.algorithms import REGISTRY
+from keel.config.defaults import make_spec
 from keel.config.overrides import merge, override, put
 from keel.config.schema import Spec
 from keel.errors import KeelError, unknown_name
-from keel.runs.compare import jobs_of
-from keel.runs.search_space import Plan, Point, make_plan
+from keel.paper.lattice import Lattice, make_axis
+from keel.runs.search_space import Point
 
 Scale = Literal["paper", "desktop", "smoke"]
 SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
 SEARCH_SEEDS = [100, 101]
 """Seeds of the searches. Reported runs have other seeds, which count from 0."""
-SHARED_TABLES = ("seconds", "tuned", "guessed", "methods", "settings")
+SHARED_TABLES = ("campaign", "seconds", "tuned", "guessed", "methods", "settings")
 """Tables of recipes.toml that are not recipes."""
 
 
@@ -31,8 +33,8 @@ class _Table(BaseModel):
 class Part(_Table):
     """A column of a table or a panel of a figure: methods compared in one setting.
 
-    A method is an algorithm's name, optionally followed by overrides: "ghbm algorithm.tau=5". If the part has a
-    `grid` (a name in grids.toml), the hyper-parameters of each method are searched first, on held-out examples.
+    A method is an algorithm's name, optionally followed by overrides: "ghbm algorithm.tau=5". If the part has
+    `trials`, the hyper-parameters of each method are searched first, on held-out examples (lattice.toml).
     """
 
     title: str
@@ -43,52 +45,75 @@ class Part(_Table):
     seeds: Annotated[int, Field(ge=1)] = 1
     over: dict[str, list[Any]] = {}
     """Fields with the values for which every method is run."""
-    grid: str | None = None
-    search: dict[str, Any] = {}
-    """The setting of the search, if it differs from that of the runs."""
+    trials: Annotated[int, Field(ge=1)] | None = None
+    """The number of points that the search for a method's hyper-parameters tries."""
+    start: dict[str, Any] = {}
+    """Where the search starts, by field, if not where lattice.toml says. A method ignores the fields that it lacks."""
+    searched: list[str] = []
+    """The fields that are searched, if not all that lattice.toml has for the method."""
     search_rounds: Annotated[int, Field(ge=1)] | None = None
     """The rounds of the search, if they differ from those of the runs."""
+    search_last: Annotated[int, Field(ge=1)] | None = None
+    """The rounds over which a trial's accuracy is averaged, if they differ from `evaluation.last` of the runs. Each of
+    these rounds is evaluated, which takes most of the time of a trial where a round is short."""
     tuned: str = ""
     """How the hyper-parameters were chosen, if neither by a search nor as the defaults of the data set."""
 
-    def plan(self, method: str) -> Plan | None:
-        """Return the search for a method's hyper-parameters, or None if the part has no grid."""
-        if self.grid is None:
+    def lattice(self, method: str) -> Lattice | None:
+        """Return the points that the search for a method's hyper-parameters may try, or None if there is no search."""
+        if self.trials is None:
             return None
         name, overrides = _parse_method(method)
+        described = _read("lattice.toml")
+        axes = {**described["all"], **described[name]}
+        settings = {f"algorithm.{field.name}" for field in fields(REGISTRY[name])}
+        axes |= {field: start for field, start in self.start.items() if field in {*axes, *settings}}
+        fixed = {field.partition("=")[0] for field in overrides}
+        searched = [field for field in self.searched or axes if field not in fixed]
+        return Lattice({field: make_axis(axes[field]) for field in searched})
+
+    def trial_specs(self, method: str, point: Point) -> list[Spec]:
+        """Return the runs of one point of the search: one per search seed, evaluated on held-out examples."""
         rounds = {} if self.search_rounds is None else {"rounds": self.search_rounds}
-        table = override(merge(self.search or self.spec, rounds, {"algorithm": {"name": name}}), overrides)
-        search = {"grid": self.grid, "seeds": SEARCH_SEEDS}
-        return make_plan({**table, "search": search}, fixed=[field.partition("=")[0] for field in overrides])
+        last = {} if self.search_last is None else {"last": self.search_last, "every": 50}
+        table = merge(self.spec, rounds, {"evaluation": {"on": "validation", **last}})
+        for field, values in self.over.items():
+            put(table, field, values[0])
+        return [self._spec(method, merge(table, {"seed": seed}), point) for seed in SEARCH_SEEDS]
 
     def specs(self, method: str, seeds: int | None = None, point: Point | None = None) -> list[Spec]:
         """Return the specs of a method's runs: every combination of the values in `over`, for every seed.
 
         `point` has the hyper-parameters that a search chose.
         """
+        result = []
+        for values in product(*self.over.values()):
+            table = merge(self.spec)
+            for field, value in zip(self.over, values, strict=True):
+                put(table, field, value)
+            result += [self._spec(method, merge(table, {"seed": seed}), point) for seed in range(seeds or self.seeds)]
+        return result
+
+    def _spec(self, method: str, table: dict[str, Any], point: Point | None) -> Spec:
         name, overrides = _parse_method(method)
-        table = merge(self.spec)
+        table = override(merge(table, {"algorithm": {"name": name}}), overrides)
         for field, value in (point or {}).items():
             put(table, field, value)
-        table = override(table, overrides)
-        over = [f"{field}={','.join(map(json.dumps, values))}" for field, values in self.over.items()]
-        return [job.spec for job in jobs_of(table, [name], seeds or self.seeds, over, Path())]
+        return make_spec(table)
 
     def how_tuned(self) -> str:
-        """Return one or two sentences on how the hyper-parameters were chosen: grid, criterion, seeds and setting."""
-        if self.tuned or self.grid is None:
-            return self.tuned or _read_recipes()["tuned"][self.spec.get("data", {}).get("name", "digits")]
+        """Return one or two sentences on how the hyper-parameters were chosen: search, criterion, seeds and setting."""
+        if self.tuned or self.trials is None:
+            return self.tuned or _read("recipes.toml")["tuned"][self.spec.get("data", {}).get("name", "digits")]
         seeds = " and ".join(map(str, SEARCH_SEEDS))
         rounds = "" if self.search_rounds is None else f" of {self.search_rounds}-round runs"
-        text = f"Each method at the best point of the grid '{self.grid}', by the final accuracy{rounds} on held-out "
-        text += f"examples with seeds {seeds}, which are not reported."
-        if self.search:
-            return f"{text} The search used the non-IID setting and was not repeated here."
+        text = f"Each method at the best of {self.trials} points of its search, by the final accuracy{rounds} on "
+        text += f"held-out examples with seeds {seeds}, which are not reported."
         return f"{text} The search used the first value and was not repeated for the others." if self.over else text
 
     def guesses(self, spec: Spec) -> bool:
         """Return whether Keel guesses hyper-parameters of this run because the paper does not give them."""
-        return self.grid is None and spec.algorithm.name in _read_recipes()["guessed"].get(spec.data.name, [])
+        return self.trials is None and spec.algorithm.name in _read("recipes.toml")["guessed"].get(spec.data.name, [])
 
 
 class Recipe(_Table):
@@ -119,13 +144,18 @@ class Recipe(_Table):
 @cache
 def all_recipes() -> dict[str, Recipe]:
     """Return the recipes by name, in the order of the paper."""
-    tables = _read_recipes()
+    tables = _read("recipes.toml")
     expanded = {
         name: _expand(table, tables["methods"], tables["settings"])
         for name, table in tables.items()
         if name not in SHARED_TABLES
     }
     return {name: Recipe(name=name, **table) for name, table in expanded.items()}
+
+
+def campaign_order() -> list[str]:
+    """Return the names of the recipes with runs, those first whose results are worth most."""
+    return _read("recipes.toml")["campaign"]["order"]
 
 
 def find_recipe(name: str) -> Recipe:
@@ -145,7 +175,7 @@ def check_scale(recipe: Recipe, scale: Scale) -> None:
 
 def rough_seconds(spec: Spec) -> float | None:
     """Return the approximate wall-clock time of a run on two cores, or None if it has not been measured."""
-    seconds = _read_recipes()["seconds"].get(f"{spec.data.name}-{spec.model.name}")
+    seconds = _read("recipes.toml")["seconds"].get(f"{spec.data.name}-{spec.model.name}")
     if seconds is None:
         return None
     if spec.algorithm.name == "centralized":  # a round is an epoch over all data, on one of the two cores
@@ -156,13 +186,13 @@ def rough_seconds(spec: Spec) -> float | None:
 @cache
 def printed_title(printed: str) -> str:
     """Return the title of the paper's setting whose numbers have this key in printed.toml."""
-    titles = (setting["title"] for setting in _read_recipes()["settings"].values() if setting.get("printed") == printed)
-    return next(titles, printed)
+    settings = _read("recipes.toml")["settings"].values()
+    return next((setting["title"] for setting in settings if setting.get("printed") == printed), printed)
 
 
 @cache
-def _read_recipes() -> dict[str, Any]:
-    return tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _expand(recipe: dict[str, Any], groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> dict[str, Any]:

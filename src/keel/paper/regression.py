@@ -1,87 +1,96 @@
 """The paper's linear regression: GHBM with tau = 1/C under cyclic participation, compared with FedCM.
 
 Each of ten clients has 640 observations of f(x) = 10 x^2 + 5 x - 1 from its part of [-10, 10]. The participation rate
-is 0.2, in a fixed order, with J = 2 full-batch local steps. In the paper's case all clients share one optimum. Two
-cases are Keel's additions: the targets of each client are shifted, so that the clients' optima differ, and the
-gradient has a smaller weight relative to the momentum.
+is 0.2, in a fixed order of the clients, with J = 2 full-batch local steps. The initial coefficients are zero.
+
+The paper gives neither learning rates nor the version of GHBM. Here all methods weigh the gradient by 0.3 and the
+momentum by 0.7, and have the same server step: the distance that the server moves along a constant gradient of
+length one. FedCM and the theory version weigh the local gradient, and their server step is J l; the practical version
+sums, so that its local learning rate is 0.3 l.
 """
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from keel.config.defaults import make_spec
-from keel.core.examples import Examples, FederatedData, Partition
-from keel.runs.build import build, make_task
+from keel.algorithms.base import Algorithm
+from keel.algorithms.fedcm import FedCM
+from keel.algorithms.ghbm import GHBM
+from keel.algorithms.ghbm_theory import GHBMTheory
+from keel.core.sampling import Cyclic
+from keel.paper.simulation import server_models
 
-CLIENTS, EXAMPLES, STEPS, RATE = 10, 640, 2, 0.2
-LR = 0.1
+CLIENTS, EXAMPLES, STEPS, COHORT = 10, 640, 2, 2
+WEIGHT = 0.3
+COEFFICIENTS = (10.0, 5.0, -1.0)
+ORDERS = 30
+LEARNING_RATES = (2e-4, 4e-5)
+"""Local learning rates. The server step of the theory version is stable only at the smaller one."""
+NEAR, FAR = 1.25, 10.0
+"""Final losses, relative to that of the baseline, up to which a method is near it and from which it is far from it."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the figure: the algorithm, its cohort, and its learning rates for a local learning rate l."""
+
+    algorithm: Algorithm
+    cohort: int
+    rates: Callable[[float], tuple[float, float]]
+    """Local and server learning rate."""
+
+
+BASELINE = "FedCM, C = 1"
 METHODS = {
-    "FedCM, C = 1": ("fedcm", "alpha", 1.0),
-    "FedCM, C = 0.2": ("fedcm", "alpha", RATE),
-    "GHBM tau = 1/C, C = 0.2": ("ghbm_theory", "beta", RATE),
+    BASELINE: Method(FedCM(alpha=WEIGHT), CLIENTS, lambda lr: (lr, 1.0)),
+    "FedCM, C = 0.2": Method(FedCM(alpha=WEIGHT), COHORT, lambda lr: (lr, 1.0)),
+    "GHBM, C = 0.2": Method(GHBM(beta=1 - WEIGHT), COHORT, lambda lr: (WEIGHT * lr, 1.0)),
+    "GHBM (theory), C = 0.2": Method(GHBMTheory(beta=WEIGHT), COHORT, lambda lr: (lr, STEPS * lr)),
 }
-"""Algorithm, its name for the weight of the gradient, and participation rate."""
-CASES = {
-    "one optimum for all (the paper's case)": (0.0, 0.3),
-    "optima that differ": (1.0, 0.3),
-    "optima that differ, weight 0.1": (1.0, 0.1),
-}
-"""Standard deviation of the clients' shifts, and weight of the gradient."""
 
 
-def losses(case: str, rounds: int) -> dict[str, list[float]]:
-    """Return the excess loss of each method after each round."""
-    shift, weight = CASES[case]
-    data = observations(shift)
-    return {method: excess_losses(method, data, weight, rounds) for method in METHODS}
+def loss_curves(method: str, lr: float, rounds: int, orders: int) -> Tensor:
+    """Return the mean loss over all observations: a row per order of the clients, a column per round from 0.
+
+    With all clients in every round the order does not matter, and there is one row.
+    """
+    chosen = METHODS[method]
+    rows = [_losses(chosen, lr, rounds, order) for order in range(1 if chosen.cohort == CLIENTS else orders)]
+    return torch.stack(rows)
 
 
-def observations(shift: float) -> FederatedData:
-    """Return inputs (z^2, z, 1) with z = x / 10, and targets shifted by `shift` times a normal draw per client."""
-    x = np.linspace(-10, 10, CLIENTS * EXAMPLES)
-    client = np.repeat(np.arange(CLIENTS), EXAMPLES)
-    shifts = np.random.default_rng(0).normal(size=CLIENTS)[client]
-    targets = (10 * x**2 + 5 * x - 1) / 1000 + shift * shifts
-    z = x / 10
-    inputs = torch.from_numpy(np.stack([z**2, z, np.ones_like(z)], axis=1)).float()
-    examples = Examples(inputs, torch.from_numpy(targets).float())
-    parts = [np.flatnonzero(client == c) for c in range(CLIENTS)]
-    return FederatedData("regression", examples, examples, Partition.of(parts), classes=0)
+def hessians() -> Tensor:
+    """Return the second derivatives of the clients' losses: a matrix per client."""
+    inputs, _ = observations()
+    return 2 * torch.einsum("nei,nej->nij", inputs, inputs) / EXAMPLES
 
 
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.squeeze(1) - targets) ** 2
+def observations() -> tuple[Tensor, Tensor]:
+    """Return the inputs (x^2, x, 1) and the targets f(x) of each client."""
+    x = torch.linspace(-10, 10, CLIENTS * EXAMPLES, dtype=torch.float64).reshape(CLIENTS, EXAMPLES)
+    inputs = torch.stack([x**2, x, torch.ones_like(x)], dim=2)
+    return inputs, inputs @ torch.tensor(COEFFICIENTS, dtype=torch.float64)
 
 
-def least_loss(data: FederatedData) -> float:
-    """Return the loss of the least-squares solution over all clients."""
-    inputs, targets = data.train.inputs.double(), data.train.targets.double()
-    best = torch.linalg.lstsq(inputs, targets[:, None]).solution
-    return float(((inputs @ best).squeeze(1) - targets).pow(2).mean())
+@cache
+def _problem() -> tuple[Tensor, Tensor]:
+    return hessians(), torch.tensor(COEFFICIENTS, dtype=torch.float64)
 
 
-def excess_losses(method: str, data: FederatedData, weight: float, rounds: int) -> list[float]:
-    """Return the loss over all clients' data minus the least possible loss, after each round."""
-    algorithm, weight_name, rate = METHODS[method]
-    spec = make_spec(
-        {
-            "rounds": rounds,
-            "algorithm": {"name": algorithm, weight_name: weight},
-            "data": {"name": "custom"},
-            "model": {"name": "custom"},
-            "local": {"steps": STEPS, "batch": EXAMPLES, "lr": LR},
-            # FedCM's server steps by J l along its momentum; for GHBM's theory version that is the server rate
-            "server": {"lr": STEPS * LR if algorithm == "ghbm_theory" else 1.0},
-            "participation": {"rate": rate, "sampler": "cyclic"},
-            "evaluation": {"every": 1, "last": 1},
-            "engine": {"name": "serial"},  # three parameters: starting processes would take longer than the training
-        }
+def _losses(method: Method, lr: float, rounds: int, order: int) -> Tensor:
+    curvature, best = _problem()
+    local, server = method.rates(lr)
+    models = server_models(
+        method.algorithm,
+        lambda w, clients: torch.einsum("nij,nj->ni", curvature[clients], w - best),
+        Cyclic(CLIENTS, method.cohort, seed=order),
+        torch.zeros(len(COEFFICIENTS), dtype=torch.float64),
+        rounds=rounds,
+        steps=STEPS,
+        lr=local,
+        server_lr=server,
     )
-    module = nn.Linear(3, 1, bias=False)
-    nn.init.zeros_(module.weight)
-    loop = build(spec, make_task(spec, module=module, data=data, loss=squared_error)).loop
-    test_losses: list[float] = []
-    loop.run(loop.start(), [lambda record, *_: test_losses.append(record["test_loss"])])
-    least = least_loss(data)
-    return [max(loss - least, 1e-12) for loss in test_losses]
+    return 0.5 * torch.einsum("ti,ij,tj->t", models - best, curvature.mean(dim=0), models - best)

@@ -15,15 +15,17 @@ from keel.paper.execution import plan_runs
 from keel.paper.printed import printed_value
 from keel.paper.recipes import Part, Recipe, Scale
 from keel.paper.run_index import RunIndex, spec_fields
+from keel.paper.trials import Search
 from keel.report.comparison import compare
 from keel.report.method import Method
 from keel.runs.folder import RunFolder
-from keel.runs.search_space import Point
 
 Result = dict[str, Any]
 """The content of result.json: a table or figure with its numbers."""
 Row = dict[str, Any]
 
+OLDER_MARK = "‡"
+"""Marks what older code measured."""
 CURVE_POINTS = 60
 """The number of points to which a curve is thinned."""
 ENVIRONMENT = ("keel", "source_sha256", "python", "torch", "numpy", "processor", "cores")
@@ -50,6 +52,22 @@ def make_result(recipe: Recipe, scale: Scale, index: RunIndex, seeds: int | None
     }
 
 
+def fields_of(part: Row, row: Row) -> Row:
+    """Return the settings of a row's runs by dotted name, without the seed."""
+    return {**part["spec"], **row.get("settings", {})}
+
+
+def cited(row: Row) -> str:
+    """Return the row's label, marked if older code measured it."""
+    return f"{row['label']} {OLDER_MARK}" if row.get("older") else row["label"]
+
+
+def seed_values(row: Row) -> dict[int, float]:
+    """Return the final accuracy of each seed; empty if a run did not finish."""
+    finals = row.get("accuracy_seeds") or []
+    return dict(zip(row.get("seed_numbers", range(len(finals))), finals, strict=True))
+
+
 def _part(recipe: Recipe, part: Part, index: RunIndex, seeds: int | None) -> Row:
     planned = plan_runs(part, index, seeds)
     groups: dict[tuple[str, tuple[Any, ...]], list[Spec]] = {}
@@ -60,7 +78,7 @@ def _part(recipe: Recipe, part: Part, index: RunIndex, seeds: int | None) -> Row
     folders = [folder for group in finished.values() for folder in group]
     compared = _compare(folders)
     rows = [
-        _row(recipe, part, method, values, specs, finished[method, values], compared, planned.points.get(method))
+        _row(recipe, part, method, values, specs, finished[method, values], compared, planned.searches.get(method))
         for (method, values), specs in groups.items()
     ]
     common, differing = _split_settings(specs[0] for specs in groups.values())
@@ -74,7 +92,7 @@ def _part(recipe: Recipe, part: Part, index: RunIndex, seeds: int | None) -> Row
         "printed": part.printed,
         "rounds": next(iter(groups.values()))[0].rounds if groups else None,
         "seeds": seeds or part.seeds,
-        "grid": part.grid,
+        "trials": part.trials,
         "tuned": part.how_tuned(),
         "spec": common,
         "environments": list({repr(environment): environment for environment in environments}.values()),
@@ -90,7 +108,7 @@ def _row(
     specs: list[Spec],
     folders: list[RunFolder],
     compared: dict[Path, tuple[Method, Row]],
-    point: Point | None,
+    search: Search | None,
 ) -> Row:
     """Return the row of a method at one combination of values, from its finished runs."""
     spec, label = specs[0], _label(method, specs[0])
@@ -103,11 +121,12 @@ def _row(
         "printed": printed_value("accuracy", part.printed, spec.algorithm.name),
         "printed_cost": printed_value("cost", part.printed, spec.algorithm.name),
         **({"guessed": True} if part.guesses(spec) else {}),
-        **({} if point is None else _chosen(part, method, point)),
+        **({} if search is None else _chosen(search)),
     }
     if folders:
         runs, numbers = _one_method(label, folders, compared)
         row |= {name: value for name, value in numbers.items() if name != "label"}
+        row["seed_numbers"] = runs.seeds
         if recipe.kind == "figure":
             row["curve"] = _curve(runs)
         if spec.evaluation.deviation:
@@ -147,13 +166,13 @@ def _label(method: str, spec: Spec) -> str:
     return " ".join([spec.algorithm.title, *overrides])
 
 
-def _chosen(part: Part, method: str, point: Point) -> Row:
-    """Return the hyper-parameters that a search chose, and which of them lie at the edge of their range."""
-    plan = part.plan(method)
-    assert plan is not None
-    ranges = {field: values for field, values in plan.axes.items() if isinstance(values, list) and len(values) > 2}
-    edges = [field for field, values in ranges.items() if point[field] in (min(values), max(values))]
-    return {"chosen": point, "at_the_edge": edges}
+def _chosen(search: Search) -> Row:
+    """Return the hyper-parameters that a search chose, its score, and the fields whose search is still open."""
+    point, scores = search.best(), search.scores()
+    if point is None:
+        return {"trials": len(scores)}
+    chosen = {"chosen": point, "trials": len(scores), "search_score": round(max(scores.values()), 5)}
+    return {**chosen, "open_fields": search.lattice.open_fields(scores)}
 
 
 def _split_settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:
@@ -182,7 +201,13 @@ def _deviation(folders: list[RunFolder]) -> Row:
         rounds = [t for t in shared if tau in histories[0][t]]
         values = np.array([[history[t][tau] for t in rounds] for history in histories], dtype=np.float64)
         late = values[:, [t in shared[len(shared) // 2 :] for t in rounds]]
-        result[tau] = {"rounds": rounds, **_bands(values), "second_half": fmean(late.ravel()) if late.size else None}
+        seeds = late.mean(axis=1).tolist() if late.size else []
+        result[tau] = {
+            "rounds": rounds,
+            **_bands(values),
+            "second_half": fmean(seeds) if seeds else None,
+            "second_half_seeds": seeds,
+        }
     return result
 
 

@@ -1,4 +1,4 @@
-"""An index of run folders and searches by experiment, so that tables and figures share their runs."""
+"""An index of run folders by experiment, so that tables and figures share their runs."""
 
 import json
 from collections.abc import Iterable
@@ -10,7 +10,6 @@ from keel.config.overrides import flatten
 from keel.config.schema import Spec
 from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
-from keel.runs.search_space import Plan, Point
 
 
 class RunIndex:
@@ -47,23 +46,6 @@ class RunIndex:
         name = f"{spec.label}-{sha256(experiment_key(spec).encode()).hexdigest()[:8]}"
         return Job(spec, folder.path if folder else self.path / "runs" / name)
 
-    def sweep_folder(self, plan: Plan) -> Path:
-        """Return the folder in which a search is to run."""
-        digest = sha256(json.dumps([plan.table, plan.described()], sort_keys=True).encode()).hexdigest()[:8]
-        return self.path / "sweeps" / f"{_sweep_name(plan)}-{digest}"
-
-    def best_point(self, plan: Plan) -> Point | None:
-        """Return the best point of a finished search, or None if it has not finished.
-
-        If every point diverged, return the first one, so that the reported runs diverge as well.
-        """
-        for file in sorted((self.path / "sweeps").glob(f"{_sweep_name(plan)}-*/sweep.json")):
-            sweep = json.loads(file.read_text(encoding="utf-8"))
-            expected = {**plan.described(), "base": json.loads(experiment_key(plan.base))}
-            if all(sweep.get(name) == expected[name] for name in ("base", "fields", "seeds", "on")):
-                return next((row["fields"] for row in sweep["points"] if row["best"]), sweep["points"][0]["fields"])
-        return None
-
 
 def experiment_key(spec: Spec) -> str:
     """Return a text that is equal for equal experiments."""
@@ -73,8 +55,3 @@ def experiment_key(spec: Spec) -> str:
 def spec_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields of a spec by dotted name, without the seed and the trackers."""
     return flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"}))
-
-
-def _sweep_name(plan: Plan) -> str:
-    """Return the part of a sweep folder's name that its data set, model and algorithm determine."""
-    return plan.base.label.rpartition("-seed")[0]

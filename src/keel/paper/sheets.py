@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from keel.paper.cost import TargetCost, target_costs
+from keel.paper.ladder import level_with_best, rank_ladder
 from keel.paper.recipes import printed_title
-from keel.paper.results import Result, Row
+from keel.paper.results import OLDER_MARK, Result, Row, cited
 from keel.report.tables import Places, Sheet, change, final_text
 from keel.units import duration, size
 
@@ -51,7 +52,10 @@ def _cost_sheet(part: Row) -> Sheet:
     costs = target_costs(part)
     rows = []
     for row, cost in zip(part["rows"], costs, strict=True):
-        cells = {"method": marked(row), **dict(zip(PRINTED_COSTS, row["printed_cost"] or ("-", "-"), strict=True))}
+        cells = {
+            "method": marked({**row, "label": cited(row)}),
+            **dict(zip(PRINTED_COSTS, row["printed_cost"] or ("-", "-"), strict=True)),
+        }
         rows.append([(cells | _cost_cells(cost)).get(column, "-") for column in columns])
     heading = _paper_heading(part) if has_printed else "paper"
     title = part["title"] + ("" if heading == "paper" else f" ({heading})")
@@ -102,8 +106,27 @@ def deviation_sheets(result: Result) -> list[Sheet]:
     taus = list(dict.fromkeys(tau for deviation in deviations for tau in deviation))
     means = {tau: [deviation.get(tau, {}).get("second_half") for deviation in deviations] for tau in taus}
     rows = [[tau, *("-" if mean is None else f"{mean:.2f}" for mean in means[tau])] for tau in taus]
-    columns = ["tau", *(part["title"] for part in result["parts"])]
+    columns = ["tau", *(cited({**part["rows"][0], "label": part["title"]}) for part in result["parts"])]
     return [Sheet("Mean over the second half of the rounds", columns, rows, {})]
+
+
+def ladder_sheets(result: Result) -> list[Sheet]:
+    """Return methods by tasks with the mean rank; bold is the best of a task, underlined what is level with it."""
+    parts, ranking = result["parts"], rank_ladder(result)
+    labels = list(dict.fromkeys(row["label"] for part in parts for row in part["rows"]))
+    cells: dict[str, list[str]] = {label: [label] for label in labels}
+    places: Places = {}
+    for column, part in enumerate(parts, start=1):
+        by_label = {row["label"]: row for row in part["rows"]}
+        for label in labels:
+            cells[label].append(_measured(by_label.get(label)))
+        places |= {(labels.index(each), column): 1 if best else 2 for each, best in level_with_best(part).items()}
+    columns = ["method", *(part["title"] for part in parts)]
+    if ranking is not None:
+        columns.append(f"mean rank ({ranking.tasks} tasks)")
+        for label in labels:
+            cells[label].append(f"{ranking.ranks[label]:.1f}" if label in ranking.ranks else "-")
+    return [Sheet("", columns, list(cells.values()), places)]
 
 
 SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
@@ -112,6 +135,8 @@ SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
     "curves": accuracy_sheets,
     "against": against_sheets,
     "deviation": deviation_sheets,
+    "ladder": ladder_sheets,
+    "heat map": accuracy_sheets,
 }
 """By the `view` of the recipe."""
 
@@ -136,7 +161,7 @@ def _measured(row: Row | None) -> str:
     if not row["runs"]:
         return "not run"
     incomplete = f" ({row['runs']} of {row['wanted']} seeds)" if row["runs"] < row["wanted"] else ""
-    return final_text(row) + incomplete
+    return final_text(row) + incomplete + (f" {OLDER_MARK}" if row.get("older") else "")
 
 
 def _printed(row: Row | None) -> str:

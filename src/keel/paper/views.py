@@ -55,7 +55,7 @@ def _started(parts: list[Row]) -> list[Row]:
 
 def _records(result: Result) -> list[Row]:
     """Return a record for each row of each part: measured numbers unrounded, the paper's as printed."""
-    omitted = ("curve", "deviation", "settings", "chosen", "at_the_edge", "values", "printed", "printed_cost")
+    omitted = ("curve", "deviation", "settings", "chosen", "open_fields", "values", "printed", "printed_cost")
     records = []
     for part in result["parts"]:
         for row in part["rows"]:

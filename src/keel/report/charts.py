@@ -68,7 +68,10 @@ BYTES = Quantity("bytes sent, up and down", ".3~s", "format(datum.value, '~s') +
 LOSS = Quantity("test loss", ".3~g")
 DRIFT = Quantity("mean distance from the server model", ".3~g")
 ANGLE = Quantity("angle (degrees)", ".3~g")
-ABOVE_LEAST = Quantity("loss above its minimum", ".0e")
+LOSS_OVER_EXAMPLES = Quantity("mean loss over all examples", ".0e")
+HORIZON = Quantity("rounds T", ",d")
+DISSIMILARITY = Quantity("gradient dissimilarity G", ",d")
+SQUARED_GRADIENT = Quantity("mean squared gradient norm over T rounds", ".3~g")
 DEVIATION = Quantity("relative deviation", ".3~g")
 
 
@@ -153,14 +156,23 @@ def _nearest(rows: alt.Chart, values: list[alt.Tooltip]) -> alt.Chart:
     return point.add_params(near)
 
 
-def falling(labels: list[str], x: Quantity, y: Quantity) -> alt.LayerChart:
-    """Draw the `mean` of each method over `x` as a line, on a logarithmic scale."""
-    rows = alt.Chart(alt.NamedData(name=ROWS))
-    y_axis = alt.Y("mean:Q", title=y.title, axis=y.axis, scale=alt.Scale(type="log"))
-    line = rows.mark_line(strokeWidth=2).encode(
-        x=alt.X("x:Q", title=x.title, axis=x.axis), y=y_axis, color=_colour(labels), strokeDash=_dash(labels)
+def falling(labels: list[str], x: Quantity, y: Quantity, log_x: bool = False) -> alt.LayerChart:
+    """Draw the `mean` of each method over `x` as a line, in a band from `low` to `high`, on a logarithmic scale.
+
+    Args:
+        labels: The methods.
+        x: The quantity on the horizontal axis.
+        y: The quantity on the vertical axis.
+        log_x: Make the horizontal axis logarithmic too.
+    """
+    x_scale = alt.Scale(type="log", nice=False) if log_x else alt.Scale(nice=False)
+    rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        x=alt.X("x:Q", title=x.title, axis=x.axis, scale=x_scale), color=_colour(labels)
     )
-    return alt.LayerChart(layer=[line]).properties(width="container", height=340)
+    y_axis = alt.Y("low:Q", title=y.title, axis=y.axis, scale=alt.Scale(type="log"))
+    band = rows.mark_area(opacity=0.14).encode(y=y_axis, y2="high:Q")
+    line = rows.mark_line(strokeWidth=2).encode(y="mean:Q", strokeDash=_dash(labels))
+    return alt.LayerChart(layer=[band, line]).properties(width="container", height=340)
 
 
 def by_value(labels: list[str], values: list[str], title: str, y: Quantity) -> alt.LayerChart:
@@ -217,6 +229,55 @@ def label_distribution(clients: list[str], classes: list[str]) -> alt.Chart:
         )
         .properties(width="container", height=min(320, 24 + 12 * len(clients)))
     )
+
+
+def ranks(labels: list[str]) -> alt.LayerChart:
+    """Draw the mean rank `x` of each method, and bars at the positions `bar` that join methods of the same `group`."""
+    rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        y=alt.Y("method:N", title=None, scale=alt.Scale(domain=labels), axis=alt.Axis(grid=True, labelLimit=200))
+    )
+    title = "mean rank, best first; bars join methods that are not separated"
+    x_axis = alt.X("x:Q", title=title, axis=alt.Axis(grid=False), scale=alt.Scale(domainMin=0.5, nice=False))
+    point = rows.transform_filter("isValid(datum.x)").mark_point(filled=True, size=90, opacity=1).encode(x=x_axis)
+    point = point.encode(fill=_highlight(), tooltip=["method:N", alt.Tooltip("x:Q", title="mean rank", format=".2f")])
+    bar = rows.transform_filter("isValid(datum.bar)").mark_line(strokeWidth=4, color="#8b949e", strokeCap="round")
+    return alt.LayerChart(layer=[bar.encode(x=alt.X("bar:Q", title=title), detail="group:N"), point])
+
+
+def _highlight() -> alt.Fill:
+    """Colour what is `highlighted`."""
+    return alt.Fill("highlighted:N", legend=None, scale=alt.Scale(domain=[True, False], range=[COLOURS[1], COLOURS[0]]))
+
+
+def differences(labels: list[str], tasks: list[str], title: str) -> alt.LayerChart:
+    """Draw the difference `mean` of each method from a reference in each task, with its interval `low` to `high`."""
+    rows = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        y=alt.Y("task:N", title=None, scale=alt.Scale(domain=tasks), axis=alt.Axis(labelLimit=260, grid=True)),
+        yOffset=alt.YOffset("method:N", scale=alt.Scale(domain=labels, paddingOuter=0.25)),
+        color=_colour(labels),
+    )
+    values = [alt.Tooltip(f"{name}:Q", format="+.1f") for name in ("mean", "low", "high")]
+    interval = rows.mark_rule(strokeWidth=2, opacity=0.6).encode(x=alt.X("low:Q", title=title), x2="high:Q")
+    point = rows.mark_point(filled=True, size=45, opacity=1).encode(
+        x=alt.X("mean:Q", title=title), tooltip=["task:N", "method:N", *values]
+    )
+    zero = alt.Chart(alt.NamedData(name=ROWS)).mark_rule(color="#444444").encode(x=alt.datum(0, title=title))
+    return alt.LayerChart(layer=[zero, interval, point])
+
+
+def heat_map(x: list[str], y: list[str], x_title: str, y_title: str, title: str) -> alt.LayerChart:
+    """Draw a table of `value`s with their `text`; a frame marks the cells that are `marked`."""
+    cells = alt.Chart(alt.NamedData(name=ROWS)).encode(
+        x=alt.X("x:O", title=x_title, scale=alt.Scale(domain=x), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:O", title=y_title, scale=alt.Scale(domain=y)),
+    )
+    colour = alt.Color("value:Q", title=title, scale=alt.Scale(reverse=True))
+    rectangles = cells.mark_rect().encode(color=colour, tooltip=["x:O", "y:O", "text:N"])
+    frames = cells.mark_rect(filled=False, stroke="#D55E00", strokeWidth=3, opacity=1).transform_filter("datum.marked")
+    texts = cells.mark_text(fontSize=11).encode(
+        text="text:N", color=alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#24292f"))
+    )
+    return alt.LayerChart(layer=[rectangles, frames, texts])
 
 
 def participation() -> alt.Chart:

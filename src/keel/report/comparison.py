@@ -13,6 +13,7 @@ from keel.core.records import COMPLETE, PrimaryMetric
 from keel.errors import KeelError, unknown_name
 from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
 from keel.report.method import Method, Table
+from keel.report.significance import Difference, paired_difference
 from keel.report.target import cost, saving
 from keel.runs.folder import RunFolder
 from keel.runs.frames import make_frame
@@ -204,6 +205,8 @@ class Comparison:
             "rounds_saved": saving(spent.rounds, reference.rounds) if spent and reference else None,
             "bytes_saved": saving(spent.bytes, reference.bytes) if spent and reference else None,
         }
+        if (difference := _difference(method, baseline)) is not None:
+            row[f"{metric}_difference"] = asdict(difference)
         for name, series in method.other.items():
             row |= {f"{name}_mean": series.mean, f"{name}_std": series.std}
         for name in ("mean", "std", "worst_decile", "best_decile"):
@@ -213,6 +216,15 @@ class Comparison:
         if baseline is not None and target is not None and baseline.status in COMPLETE and ended:
             row["cost"] = asdict(cost(spent, method.budget, reference or baseline.budget))
         return row
+
+
+def _difference(method: Method, baseline: Method | None) -> Difference | None:
+    """Return the paired difference of a method from its baseline; None without two seeds in common."""
+    if baseline is None or baseline is method or method.final is None or baseline.final is None:
+        return None
+    pair = (dict(zip(each.seeds, each.final or [], strict=True)) for each in (method, baseline))
+    difference = paired_difference(*pair)
+    return difference if difference is not None and difference.measured else None
 
 
 def differing_fields(folders: list[RunFolder]) -> dict[str, list[Any]]:

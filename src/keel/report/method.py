@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, sqrt
+from math import inf
 from statistics import fmean, stdev
 from typing import Any
 
@@ -10,12 +10,9 @@ import numpy as np
 
 from keel.core.records import PrimaryMetric
 from keel.report.recorded import Series
+from keel.report.significance import half_width
 from keel.report.target import WINDOW, Spent, first_reached, smoothed
 from keel.runs.folder import RunFolder
-
-STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
-STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
-"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last serves for more."""
 
 Table = dict[str, Any]
 """A resolved spec, as read from spec.toml."""
@@ -108,8 +105,7 @@ class Method:
         """Half the width of the 95 % confidence interval of the mean over seeds, by Student's t."""
         if self.final is None or self.value_std is None:
             return None
-        freedom = len(self.final) - 1
-        return STUDENT[min(freedom, len(STUDENT)) - 1] * self.value_std / sqrt(len(self.final))
+        return half_width(self.final)
 
     def reaches(self, target: float) -> Spent | None:
         """Return what was spent until the primary metric, averaged over seeds, first reaches the target, or None."""

@@ -28,7 +28,9 @@ from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
 from keel.core.loop import Loop
 from keel.core.observers import size_in_bytes
+from keel.core.program import Program
 from keel.core.records import Record
+from keel.core.torch_adapter import Losses
 from keel.core.training_state import TrainingState
 from keel.engines.cohort import Cohort
 from keel.errors import KeelError
@@ -40,6 +42,28 @@ SMALL = 16
 """Tensors with fewer elements may have any dtype; the model of these tests has more."""
 
 Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def programs_are_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share the recorded programs between loops: they depend on the model, which is one, and not on the algorithm.
+
+    Recording takes longer than the training of these tests.
+    """
+    for kind in ("of_clients", "of_one_client"):
+        record = getattr(Program, kind)
+
+        def shared(losses: Losses, example: list[Tensor], record: Callable[..., Program] = record) -> Program:
+            layout = tuple((part.shape, part.stride(), part.dtype) for part in example)
+            key = record.__name__, losses.__qualname__, layout
+            if key not in _programs:
+                _programs[key] = record(losses, example)
+            return _programs[key]
+
+        monkeypatch.setattr(Program, kind, shared)
+
+
+_programs: dict[Any, Program] = {}
 
 
 def trained(cls: type[Algorithm], **tables: Any) -> tuple[Loop, TrainingState]:

@@ -1,0 +1,100 @@
+"""The searches for hyper-parameters: a file of scores per method and setting, from which a search continues.
+
+A trial is a run on held-out examples. Its score is kept, its run folder is not: searches have thousands of them.
+"""
+
+import json
+import shutil
+from collections.abc import Collection
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from keel.config.overrides import flatten
+from keel.config.schema import Spec
+from keel.core.records import final_value
+from keel.errors import KeelError
+from keel.paper.lattice import point_key
+from keel.paper.recipes import SEARCH_SEEDS, Part
+from keel.paper.run_index import experiment_key
+from keel.runs.files import write_atomic
+from keel.runs.folder import RunFolder
+from keel.runs.parallel import Job
+from keel.runs.run import find_run
+from keel.runs.search_space import Point, name_of
+
+
+class Search:
+    """The search for the hyper-parameters of one method in one part of a recipe."""
+
+    def __init__(self, part: Part, method: str, out: Path):
+        lattice = part.lattice(method)
+        assert lattice is not None
+        assert part.trials is not None
+        self.part, self.method, self.lattice, self.trials = part, method, lattice, part.trials
+        [first] = lattice.next_points({}, 1)
+        spec = part.trial_specs(method, first)[0]
+        digest = sha256(json.dumps([_without(spec, lattice.axes), sorted(lattice.axes)], sort_keys=True).encode())
+        name = f"{spec.label.rpartition('-seed')[0]}-{digest.hexdigest()[:8]}"
+        self.file, self.folder = out / "searches" / f"{name}.json", out / "trials" / name
+        self.ended: list[dict[str, Any]] = json.loads(self.file.read_text("utf-8")) if self.file.exists() else []
+
+    def missing(self) -> list[Job]:
+        """Return the runs to make next; none if the search has ended."""
+        ended = {(point_key(trial["point"]), trial["seed"]) for trial in self.ended}
+        return [
+            Job(spec, self.folder / f"{name_of(point)}-seed{spec.seed}")
+            for point in self.lattice.next_points(self.scores(), self.trials)
+            for spec in self.part.trial_specs(self.method, point)
+            if (point_key(point), spec.seed) not in ended
+        ]
+
+    def scores(self) -> dict[str, float]:
+        """Return the mean score of each point of which every seed has ended, in the order of the trials.
+
+        The score of a diverged run is minus infinity.
+        """
+        runs: dict[str, list[float]] = {}
+        for trial in self.ended:
+            runs.setdefault(point_key(trial["point"]), []).append(-inf if trial["score"] is None else trial["score"])
+        return {key: fmean(seeds) for key, seeds in runs.items() if len(seeds) == len(SEARCH_SEEDS)}
+
+    def best(self) -> Point | None:
+        """Return the best point of a search that has ended, or None."""
+        scores = self.scores()
+        return None if self.lattice.next_points(scores, self.trials) else self.lattice.best(scores)
+
+    def keep(self, folders: Collection[RunFolder]) -> None:
+        """Store the scores of runs that have ended, and delete their folders."""
+        for folder in folders:
+            spec = folder.spec
+            fields = flatten(spec.model_dump())
+            score = final_value(folder.summary) if folder.summary is not None else None
+            point = {field: fields[field] for field in self.lattice.axes}
+            self.ended.append({"point": point, "seed": spec.seed, "score": score})
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.file, [_lines(self.ended).encode()])
+        for folder in folders:
+            shutil.rmtree(folder.path)
+
+
+def remove_older(job: Job) -> None:
+    """Remove the folder of an interrupted trial that another version of Keel began: it could not be resumed."""
+    if job.path.exists():
+        try:
+            find_run(job.spec, job.path)
+        except KeelError:
+            shutil.rmtree(job.path)
+
+
+def _lines(trials: list[dict[str, Any]]) -> str:
+    """Return JSON with a line for each trial."""
+    return "[\n" + ",\n".join(map(json.dumps, trials)) + "\n]\n"
+
+
+def _without(spec: Spec, fields: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a spec except these and the seed."""
+    table = flatten(json.loads(experiment_key(spec)))
+    return {field: value for field, value in table.items() if field not in fields and field != "seed"}

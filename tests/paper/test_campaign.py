@@ -1,0 +1,91 @@
+"""Searches and runs of recipes within a time budget."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keel.paper.campaign import plan_campaign, run_campaign
+from keel.paper.execution import plan_runs, run_parts
+from keel.paper.recipes import Part, all_recipes, campaign_order, find_recipe
+from keel.paper.results import make_result
+from keel.paper.run_index import RunIndex
+from keel.paper.trials import Search
+from keel.runs.compare import run_jobs
+from tests.conftest import Called
+
+SPEC = {"rounds": 3, "evaluation": {"every": 1, "last": 1}}
+PART = Part(title="digits, 3 rounds", methods=["fedavg", "ghbm algorithm.beta=0.9"], seeds=2, trials=3, spec=SPEC)
+
+
+def test_a_part_is_searched_and_then_run_at_the_best_point(tmp_path: Path) -> None:
+    assert run_parts([PART], tmp_path, quiet=True)
+    planned = plan_runs(PART, RunIndex(tmp_path))
+    for method in PART.methods:
+        search = Search(PART, method, tmp_path)
+        scores = search.scores()
+        assert len(scores) == 3
+        assert planned.points[method] == json.loads(max(scores, key=lambda key: scores[key]))
+        assert {spec.local.lr for spec in planned.specs[method]} == {planned.points[method]["local.lr"]}
+        assert [spec.evaluation.on for spec in planned.specs[method]] == ["test", "test"]
+        assert {trial["seed"] for trial in search.ended} == {100, 101}
+    assert list((tmp_path / "trials").glob("*/*")) == []
+    assert len(RunIndex(tmp_path).folders) == 4
+
+
+def test_a_search_continues_with_the_trials_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_parts([PART.model_copy(update={"trials": 2})], tmp_path, quiet=True)
+    before = {path.name: path.read_text().rstrip("\n]") for path in (tmp_path / "searches").glob("*.json")}
+    run_parts([PART], tmp_path, quiet=True)
+    for name, text in before.items():
+        assert (tmp_path / "searches" / name).read_text().startswith(text)
+
+
+def test_the_search_of_a_field_that_a_method_fixes_is_another_search(tmp_path: Path) -> None:
+    methods = ("ghbm", "ghbm algorithm.beta=0.9", "ghbm algorithm.tau=5")
+    files = {Search(PART, method, tmp_path).file for method in methods}
+    assert len(files) == 3
+
+
+def test_a_result_names_the_trials_and_the_chosen_point(tmp_path: Path) -> None:
+    recipe = find_recipe("ladder").model_copy(update={"smoke": [PART], "view": "accuracy"})
+    run_parts([PART], tmp_path, quiet=True)
+    [part] = make_result(recipe, "smoke", RunIndex(tmp_path))["parts"]
+    for row in part["rows"]:
+        assert (row["trials"], row["runs"], len(row["accuracy_seeds"])) == (3, 2, 2)
+        assert set(row["chosen"]) == {"local.lr", "server.lr"}
+        assert set(row["open_fields"]) <= {"local.lr", "server.lr"}
+        assert row["open_fields"]  # three trials cannot have tried both sides of two fields
+
+
+def test_a_campaign_stops_at_its_budget_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.paper.execution.BATCH", 2)
+    steps = plan_campaign(tmp_path, "smoke", ["ladder"])
+    assert [step.trials for step in steps] == [8, 0]
+    lines: list[str] = []
+    assert run_campaign(steps, tmp_path, 0.0, True, lines.append) == steps
+    assert lines == []
+    ended = run_campaign(steps, tmp_path, 1.0, True, lines.append)
+    assert not any(step.left for step in ended)
+    assert [line.partition(",")[0] for line in lines] == ["ladder: digits", "ladder: digits"]
+
+
+def test_the_campaign_contains_every_recipe_with_runs() -> None:
+    with_runs = [name for name, recipe in all_recipes().items() if any(part.methods for part in recipe.desktop)]
+    assert sorted(campaign_order()) == sorted(with_runs)
+
+
+def test_the_command_prints_what_is_left(keel: Callable[..., Called], tmp_path: Path) -> None:
+    called = keel("campaign", "ladder", "--scale", "smoke", "--dry-run", "--out", str(tmp_path / "runs"))
+    assert "ladder: digits, alpha = 0, 6 rounds, searched: 8 trials and 4 runs left" in called.out
+    assert "Next: ladder: digits" in called.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_trial_that_an_older_version_began_is_made_again(tmp_path: Path) -> None:
+    [job, *_] = Search(PART, "fedavg", tmp_path).missing()
+    run_jobs([job], quiet=True)
+    environment = json.loads((job.path / "environment.json").read_text())
+    (job.path / "environment.json").write_text(json.dumps({**environment, "source_sha256": "another"}))
+    assert run_parts([PART], tmp_path, quiet=True)
