@@ -132,7 +132,9 @@ class InlineExecutor:
 def jobs_in_process() -> Iterator[None]:
     """Run the jobs of sweeps and comparisons in this process: a worker process takes seconds to import PyTorch."""
     before = signal.getsignal(signal.SIGINT)  # a worker sets its own handler
-    with patch("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor):
+    executor = patch("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor)
+    objects = patch("keel.runs.parallel._objects", None)  # a worker keeps them until it ends: not for the next test
+    with executor, objects:
         yield
     signal.signal(signal.SIGINT, before)
 
