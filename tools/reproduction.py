@@ -15,13 +15,13 @@ from typing import Any
 
 from reproduction_numbers import fill, numbers
 
-from keel.config.schema import Spec
 from keel.paper.claims import THEOREM, THEOREM_RULE, all_claims, better_methods, theorem_summary
 from keel.paper.evidence import RULES
 from keel.paper.execution import plan_runs
 from keel.paper.files import svg
 from keel.paper.probe import is_older, probe
 from keel.paper.recipes import Part, Recipe, all_recipes, find_recipe
+from keel.paper.reported import copy_searches, default_of
 from keel.paper.results import Result, Row, fields_of, make_result
 from keel.paper.run_index import RunIndex, spec_fields
 from keel.paper.views import make_view
@@ -51,6 +51,8 @@ which favours the family.
 def keep(runs: Path, names: list[str]) -> None:
     """Add the finished runs below `runs` to the stored results; stored rows with more runs stay."""
     RESULTS.mkdir(exist_ok=True)
+    copy_searches(runs, RESULTS)
+    copy_searches(RESULTS, runs)
     index = RunIndex(runs)
     for recipe in map(find_recipe, names or all_recipes()):
         result = _without_times(make_result(recipe, "desktop", index))
@@ -68,13 +70,6 @@ def keep(runs: Path, names: list[str]) -> None:
         view = make_view(result)
         if view.figure is not None:
             path.with_suffix(".svg").write_bytes(svg(view.figure))
-
-
-def _default(name: str) -> Any:
-    """Return the default of a field, which results have that were stored before the field existed."""
-    table, _, field = name.partition(".")
-    fields = getattr(Spec.model_fields[table].annotation, "model_fields", {}) if table in Spec.model_fields else {}
-    return fields[field].default if field in fields else None
 
 
 def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
@@ -109,7 +104,7 @@ def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
 def _changed(new: Row, row: Row, stored: Row, old: Row) -> list[str]:
     """Return the fields in which the recipe has changed since a row was stored, and print them."""
     expected, settings = {**fields_of(new, row), **old.get("chosen", {})}, fields_of(stored, old)
-    fields = sorted(name for name in expected | settings if expected.get(name) != settings.get(name, _default(name)))
+    fields = sorted(name for name in expected | settings if expected.get(name) != settings.get(name, default_of(name)))
     if "chosen" in old and stored["tuned"] != new["tuned"]:
         fields.append("search")
     if fields:

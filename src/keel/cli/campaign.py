@@ -1,5 +1,6 @@
 """keel campaign: run the paper's experiments in order of their value, within a time budget."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,9 @@ def campaign(
     hours: Annotated[float, typer.Option(min=0, help="No run is started after this time.")] = 1.0,
     scale: Annotated[Scale, typer.Option(help="As in keel paper run.")] = Scale.desktop,
     out: Out = DEFAULT_OUT,
+    results: Annotated[
+        Path | None, typer.Option(help="Results of earlier campaigns (results/paper); their runs are not made again.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and run nothing.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -25,19 +29,25 @@ def campaign(
     from keel.cli.terminal import console, errors
     from keel.paper.campaign import next_steps, plan_campaign, run_campaign
     from keel.paper.recipes import check_scale, find_recipe
+    from keel.paper.reported import Reported, copy_searches
     from keel.runs.resources import check_output_folder
 
     for name in names or []:
         check_scale(find_recipe(name), scale.value)
     check_output_folder(out)
-    steps = plan_campaign(out, scale.value, names or [])
+    reported = None
+    if results is not None:
+        reported = Reported(results)
+        if not dry_run:
+            copy_searches(results, out)
+    steps = plan_campaign(out, scale.value, names or [], reported)
 
     def report(line: str) -> None:
         if not quiet:
             errors.print(line, soft_wrap=True)
 
     if not dry_run:
-        steps = run_campaign(steps, out, hours, quiet, report)
+        steps = run_campaign(steps, out, hours, quiet, report, reported)
     if as_json:
         print_json([step.as_dict() for step in steps])
         return

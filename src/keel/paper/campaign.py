@@ -9,6 +9,7 @@ from typing import Any
 from keel.paper.estimate import count_runs
 from keel.paper.execution import missing_data, run_parts
 from keel.paper.recipes import Part, Recipe, Scale, campaign_order, find_recipe
+from keel.paper.reported import Reported
 from keel.paper.run_index import RunIndex
 from keel.units import duration
 
@@ -48,14 +49,24 @@ class Step:
         return f"{title}: {' and '.join(filter(None, counts))} left, {time}{needed}"
 
 
-def plan_campaign(out: Path, scale: Scale, names: list[str]) -> list[Step]:
-    """Return the parts of the named recipes, by default of all, in the order in which they are to be run."""
-    index = RunIndex(out)
+def plan_campaign(out: Path, scale: Scale, names: list[str], reported: Reported | None = None) -> list[Step]:
+    """Return the parts of the named recipes, by default of all, in the order in which they are to be run.
+
+    Runs that `reported` contains are not made again.
+    """
+    index = RunIndex(out, reported)
     recipes = [find_recipe(name) for name in names or campaign_order()]
     return [_step(recipe, part, index) for recipe in recipes for part in recipe.parts(scale) if part.methods]
 
 
-def run_campaign(steps: list[Step], out: Path, hours: float, quiet: bool, report: Callable[[str], None]) -> list[Step]:
+def run_campaign(
+    steps: list[Step],
+    out: Path,
+    hours: float,
+    quiet: bool,
+    report: Callable[[str], None],
+    reported: Reported | None = None,
+) -> list[Step]:
     """Run what is left, in order, until the hours are over, and return the steps with what is left then.
 
     No run is started after that time; those that have started are finished. An interrupted campaign is continued by
@@ -65,8 +76,8 @@ def run_campaign(steps: list[Step], out: Path, hours: float, quiet: bool, report
     for step in steps:
         if step.left and not step.missing and monotonic() < until:
             report(step.describe())
-            run_parts([step.part], out, None, quiet, until)
-    index = RunIndex(out)
+            run_parts([step.part], out, None, quiet, until, reported)
+    index = RunIndex(out, reported)
     return [_step(step.recipe, step.part, index) for step in steps]
 
 

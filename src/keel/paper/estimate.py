@@ -161,9 +161,8 @@ def _search_specs(search: Search | None, counted: set[Path]) -> list[Spec]:
     if search is None or search.file in counted:
         return []
     counted.add(search.file)
-    first = search.part.trial_specs(search.method, search.lattice.next_points({}, 1)[0])
-    left = 0 if search.best() is not None else search.trials - len(search.scores())
-    return [spec for _ in range(left) for spec in first]
+    first = search.part.trial_specs(search.method, search.lattice.next_points({}, 1)[0])[0]
+    return [first] * search.runs_left()
 
 
 def _format_counts(counts: Figures) -> str:

@@ -9,7 +9,7 @@ from keel.config.schema import Spec
 from keel.data.catalog import CATALOG, load
 from keel.errors import KeelError
 from keel.paper.recipes import Part
-from keel.paper.run_index import RunIndex
+from keel.paper.run_index import Results, RunIndex
 from keel.paper.trials import Search, remove_older
 from keel.runs.build import check_tasks
 from keel.runs.compare import run_jobs
@@ -51,17 +51,23 @@ def plan_runs(part: Part, index: RunIndex, seeds: int | None = None) -> PlannedR
 
 
 def run_parts(
-    parts: list[Part], out: Path, seeds: int | None = None, quiet: bool = False, until: float | None = None
+    parts: list[Part],
+    out: Path,
+    seeds: int | None = None,
+    quiet: bool = False,
+    until: float | None = None,
+    reported: Results | None = None,
 ) -> bool:
     """Run the searches and the runs of these parts that have not finished below `out`.
 
     Args:
         until: The time (`time.monotonic`) after which no further run is started.
+        reported: Results that count as finished runs.
 
     Returns:
         Whether everything has finished.
     """
-    index = RunIndex(out)
+    index = RunIndex(out, reported)
     planned = [plan_runs(part, index, seeds) for part in parts]
     check_tasks(spec for plan in planned for specs in plan.specs.values() for spec in index.unfinished(specs))
     searches = {search.file: search for plan in planned for search in plan.unended}
@@ -80,7 +86,7 @@ def run_parts(
     specs = [spec for part in parts for specs in plan_runs(part, index, seeds).specs.values() for spec in specs]
     for batch in _batches([index.job(spec) for spec in index.unfinished(specs)], until):
         run_jobs(batch, quiet)
-    return not RunIndex(out).unfinished(specs)
+    return not RunIndex(out, reported).unfinished(specs)
 
 
 def _batches(jobs: list[Job], until: float | None) -> Iterator[list[Job]]:

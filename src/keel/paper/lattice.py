@@ -91,25 +91,21 @@ class Lattice:
             found = next((new for ring in rings if (new := [p for p in ring if p not in tried])), [])
         return [self._point(position) for position in found[: max(0, trials - len(tried))]]
 
-    def best(self, scores: Mapping[str, float]) -> Point:
-        """Return the point with the highest score; of equal ones the first that was tried."""
-        return json.loads(max(scores, key=lambda key: scores[key]))
-
-    def open_fields(self, scores: Mapping[str, float]) -> list[str]:
-        """Return the fields of which no smaller or no larger value than the best has been tried around the best point.
+    def open_fields(self, chosen: Point, scores: Mapping[str, float]) -> list[str]:
+        """Return the fields of which no smaller or no larger value has been tried around the chosen point.
 
         The limits of a field that has limits do not count.
         """
         tried = self._tried(scores)
-        best = max(tried, key=lambda position: tried[position])
+        centre = self._coordinates(chosen)
         return [
             field
             for number, field in enumerate(self.axes)
-            if not all(self._has_neighbour(best, number, sign, tried) for sign in (1, -1))
+            if not all(self._has_neighbour(centre, number, sign, tried) for sign in (1, -1))
         ]
 
-    def _has_neighbour(self, best: Coordinates, number: int, sign: int, tried: Mapping[Coordinates, float]) -> bool:
-        moved = [self._moved(best, {number: sign * step}) for step in (FINE, COARSE)]
+    def _has_neighbour(self, centre: Coordinates, number: int, sign: int, tried: Mapping[Coordinates, float]) -> bool:
+        moved = [self._moved(centre, {number: sign * step}) for step in (FINE, COARSE)]
         return moved[0] is None or any(position in tried for position in moved)
 
     def _ring(self, centre: Coordinates, step: int, fields: int) -> Iterator[Coordinates]:
@@ -134,11 +130,10 @@ class Lattice:
         return {field: axis.value(k) for (field, axis), k in zip(self.axes.items(), position, strict=True)}
 
     def _tried(self, scores: Mapping[str, float]) -> dict[Coordinates, float]:
-        found = {}
-        for key, score in scores.items():
-            point = json.loads(key)
-            found[tuple(_position(axis, point[field]) for field, axis in self.axes.items())] = score
-        return found
+        return {self._coordinates(json.loads(key)): score for key, score in scores.items()}
+
+    def _coordinates(self, point: Point) -> Coordinates:
+        return tuple(_position(axis, point[field]) for field, axis in self.axes.items())
 
 
 def point_key(point: Point) -> str:

@@ -171,8 +171,8 @@ def _chosen(search: Search) -> Row:
     point, scores = search.best(), search.scores()
     if point is None:
         return {"trials": len(scores)}
-    chosen = {"chosen": point, "trials": len(scores), "search_score": round(max(scores.values()), 5)}
-    return {**chosen, "open_fields": search.lattice.open_fields(scores)}
+    chosen = {"chosen": point, "trials": len(scores), "search_score": round(search.worst(point), 5)}
+    return {**chosen, "open_fields": search.lattice.open_fields(point, scores)}
 
 
 def _split_settings(specs: Iterable[Spec]) -> tuple[Row, list[Row]]:

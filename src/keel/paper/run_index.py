@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from keel.config.overrides import flatten
 from keel.config.schema import Spec
@@ -12,14 +12,21 @@ from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
 
 
+class Results(Protocol):
+    """Stored results of runs."""
+
+    def has(self, spec: Spec) -> bool: ...
+
+
 class RunIndex:
     """The run folders below `path`, indexed by experiment: which recipe started a run does not matter.
 
     A finished run counts as a result whichever version of Keel made it; its environment.json records the version.
+    A run in `reported` counts as finished too.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, reported: Results | None = None):
+        self.path, self.reported = path, reported
         folders = (RunFolder(file.parent) for file in sorted((path / "runs").glob("*/spec.toml")))
         self.folders = {experiment_key(folder.spec): folder for folder in folders}
 
@@ -36,7 +43,7 @@ class RunIndex:
         missing: dict[str, Spec] = {}
         for spec in specs:
             folder = self.find(spec)
-            if folder is None or not folder.ended:
+            if (folder is None or not folder.ended) and not (self.reported and self.reported.has(spec)):
                 missing[experiment_key(spec)] = spec
         return list(missing.values())
 

@@ -17,7 +17,7 @@ from keel.config.schema import Spec
 from keel.core.records import final_value
 from keel.errors import KeelError
 from keel.paper.lattice import point_key
-from keel.paper.recipes import SEARCH_SEEDS, Part
+from keel.paper.recipes import FINAL_SEEDS, FINALISTS, SEARCH_SEEDS, Part
 from keel.paper.run_index import experiment_key
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
@@ -43,28 +43,52 @@ class Search:
 
     def missing(self) -> list[Job]:
         """Return the runs to make next; none if the search has ended."""
+        points = self.lattice.next_points(self.scores(), self.trials)
+        seeds = SEARCH_SEEDS if points else FINAL_SEEDS
         ended = {(point_key(trial["point"]), trial["seed"]) for trial in self.ended}
         return [
             Job(spec, self.folder / f"{name_of(point)}-seed{spec.seed}")
-            for point in self.lattice.next_points(self.scores(), self.trials)
-            for spec in self.part.trial_specs(self.method, point)
+            for point in points or self._finalists()
+            for spec in self.part.trial_specs(self.method, point, seeds)
             if (point_key(point), spec.seed) not in ended
         ]
 
+    def runs_left(self) -> int:
+        """Return the number of runs that the search has left, at most."""
+        if not self.missing():
+            return 0
+        finals = min(FINALISTS, self.trials) * len(FINAL_SEEDS)
+        return max(1, self.trials * len(SEARCH_SEEDS) + finals - len(self.ended))
+
     def scores(self) -> dict[str, float]:
-        """Return the mean score of each point of which every seed has ended, in the order of the trials.
+        """Return the mean score of each point of which every search seed has ended, in the order of the trials.
 
         The score of a diverged run is minus infinity.
         """
-        runs: dict[str, list[float]] = {}
-        for trial in self.ended:
-            runs.setdefault(point_key(trial["point"]), []).append(-inf if trial["score"] is None else trial["score"])
+        runs = self._by_point(SEARCH_SEEDS)
         return {key: fmean(seeds) for key, seeds in runs.items() if len(seeds) == len(SEARCH_SEEDS)}
 
+    def worst(self, point: Point) -> float:
+        """Return the score of the worst seed of a point."""
+        return min(self._by_point([*SEARCH_SEEDS, *FINAL_SEEDS])[point_key(point)])
+
     def best(self) -> Point | None:
-        """Return the best point of a search that has ended, or None."""
+        """Return the finalist whose worst seed is best, of equal ones that with the better mean; None before the end."""
+        return None if self.missing() else max(self._finalists(), key=self.worst)
+
+    def _finalists(self) -> list[Point]:
+        """Return the points with the best scores, the best first."""
         scores = self.scores()
-        return None if self.lattice.next_points(scores, self.trials) else self.lattice.best(scores)
+        return [json.loads(key) for key in sorted(scores, key=lambda key: -scores[key])[:FINALISTS]]
+
+    def _by_point(self, seeds: Collection[int]) -> dict[str, list[float]]:
+        """Return the scores of each point with these seeds."""
+        runs: dict[str, list[float]] = {}
+        for trial in self.ended:
+            if trial["seed"] in seeds:
+                score = -inf if trial["score"] is None else trial["score"]
+                runs.setdefault(point_key(trial["point"]), []).append(score)
+        return runs
 
     def keep(self, folders: Collection[RunFolder]) -> None:
         """Store the scores of runs that have ended, and delete their folders."""
