@@ -11,7 +11,6 @@ import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from reproduction_numbers import fill, numbers
 

@@ -8,8 +8,10 @@ import pytest
 
 from keel.paper.campaign import plan_campaign, run_campaign
 from keel.paper.execution import plan_runs, run_parts
+from keel.paper.probe import probe
 from keel.paper.recipes import Part, all_recipes, campaign_order, find_recipe
-from keel.paper.results import make_result
+from keel.paper.reported import Reported, copy_searches
+from keel.paper.results import fields_of, make_result
 from keel.paper.run_index import RunIndex
 from keel.paper.trials import Search
 from keel.runs.compare import run_jobs
@@ -24,14 +26,55 @@ def test_a_part_is_searched_and_then_run_at_the_best_point(tmp_path: Path) -> No
     planned = plan_runs(PART, RunIndex(tmp_path))
     for method in PART.methods:
         search = Search(PART, method, tmp_path)
-        scores = search.scores()
-        assert len(scores) == 3
-        assert planned.points[method] == json.loads(max(scores, key=lambda key: scores[key]))
+        assert len(search.scores()) == 3
+        assert search.worst(planned.points[method]) == max(map(search.worst, map(json.loads, search.scores())))
         assert {spec.local.lr for spec in planned.specs[method]} == {planned.points[method]["local.lr"]}
         assert [spec.evaluation.on for spec in planned.specs[method]] == ["test", "test"]
-        assert {trial["seed"] for trial in search.ended} == {100, 101}
+        assert len(search.ended) == 3 * 5
+        assert {trial["seed"] for trial in search.ended} == {100, 101, 102, 103, 104}
     assert list((tmp_path / "trials").glob("*/*")) == []
     assert len(RunIndex(tmp_path).folders) == 4
+
+
+def test_a_point_at_which_one_seed_collapses_is_not_chosen(tmp_path: Path) -> None:
+    """The mean of the two search seeds is highest at 0.3; the mean of all five is highest at 0.03."""
+    accuracies = {
+        0.3: [0.96, 0.95, 0.94, 0.2, 0.9],
+        0.1: [0.94, 0.93, 0.93, 0.92, 0.95],
+        0.03: [0.93, 0.93, 0.99, 0.99, 0.85],
+    }
+    search = Search(PART, "fedavg", tmp_path)
+    for lr, scores in accuracies.items():
+        for seed, score in enumerate(scores, start=100):
+            search.ended.append({"point": {"local.lr": lr, "server.lr": 1.0}, "seed": seed, "score": score})
+    assert search.best() == {"local.lr": 0.1, "server.lr": 1.0}
+    search.ended = [trial for trial in search.ended if trial["seed"] < 102]
+    assert search.best() is None
+    assert [job.spec.local.lr for job in search.missing()] == [0.3] * 3 + [0.1] * 3 + [0.03] * 3
+    assert search.runs_left() == 9
+
+
+def test_runs_in_stored_results_are_not_made_again(tmp_path: Path, keel: Callable[..., Called]) -> None:
+    stored, out = tmp_path / "results", tmp_path / "runs"
+    recipe = find_recipe("ladder").model_copy(update={"smoke": [PART], "view": "accuracy"})
+    run_parts([PART], out, quiet=True)
+    result = make_result(recipe, "smoke", RunIndex(out))
+    for row in result["parts"][0]["rows"]:
+        row["probe"] = probe(fields_of(result["parts"][0], row))
+    stored.mkdir()
+    (stored / "ladder.json").write_text(json.dumps(result))
+    copy_searches(out, stored)
+    specs = [spec for planned in plan_runs(PART, RunIndex(out)).specs.values() for spec in planned]
+    elsewhere = tmp_path / "elsewhere"
+    copy_searches(stored, elsewhere)
+    assert plan_runs(PART, RunIndex(elsewhere)).unended == []
+    assert RunIndex(elsewhere).unfinished(specs) == specs
+    assert RunIndex(elsewhere, Reported(stored)).unfinished(specs) == []
+    more = PART.model_copy(update={"seeds": 3}).specs("fedavg", None, plan_runs(PART, RunIndex(out)).points["fedavg"])
+    assert [spec.seed for spec in RunIndex(elsewhere, Reported(stored)).unfinished(more)] == [2]
+    result["parts"][0]["rows"][0]["probe"][0] *= 2  # the code has changed what it computes
+    (stored / "ladder.json").write_text(json.dumps(result))
+    assert RunIndex(elsewhere, Reported(stored)).unfinished(specs) == specs[:2]
 
 
 def test_a_search_continues_with_the_trials_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +105,7 @@ def test_a_result_names_the_trials_and_the_chosen_point(tmp_path: Path) -> None:
 def test_a_campaign_stops_at_its_budget_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keel.paper.execution.BATCH", 2)
     steps = plan_campaign(tmp_path, "smoke", ["ladder"])
-    assert [step.trials for step in steps] == [8, 0]
+    assert [step.trials for step in steps] == [20, 0]
     lines: list[str] = []
     assert run_campaign(steps, tmp_path, 0.0, True, lines.append) == steps
     assert lines == []
@@ -78,7 +121,7 @@ def test_the_campaign_contains_every_recipe_with_runs() -> None:
 
 def test_the_command_prints_what_is_left(keel: Callable[..., Called], tmp_path: Path) -> None:
     called = keel("campaign", "ladder", "--scale", "smoke", "--dry-run", "--out", str(tmp_path / "runs"))
-    assert "ladder: digits, alpha = 0, 6 rounds, searched: 8 trials and 4 runs left" in called.out
+    assert "ladder: digits, alpha = 0, 6 rounds, searched: 20 trials and 4 runs left" in called.out
     assert "Next: ladder: digits" in called.out
     assert not (tmp_path / "runs").exists()
 

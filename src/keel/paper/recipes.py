@@ -23,7 +23,7 @@ SCALES: tuple[Scale, ...] = ("paper", "desktop", "smoke")
 SEARCH_SEEDS = [100, 101]
 """Seeds of every point of a search. Reported runs have other seeds, which count from 0."""
 FINALISTS, FINAL_SEEDS = 3, [102, 103, 104]
-"""The best points of a search are run with more seeds: with two, a learning rate at which some seeds collapse can win."""
+"""The best points are run with more seeds: with two, a learning rate at which some seeds collapse can win."""
 SHARED_TABLES = ("campaign", "seconds", "tuned", "guessed", "methods", "settings")
 """Tables of recipes.toml that are not recipes."""
 
@@ -109,7 +109,9 @@ class Part(_Table):
             return self.tuned or _read("recipes.toml")["tuned"][self.spec.get("data", {}).get("name", "digits")]
         rounds = "" if self.search_rounds is None else f" of {self.search_rounds}-round runs"
         text = f"Each method at the best of {self.trials} points of its search, by the final accuracy{rounds} on "
-        text += f"held-out examples: the {FINALISTS} points with the best mean of {len(SEARCH_SEEDS)} seeds are run with "
+        text += (
+            f"held-out examples: the {FINALISTS} points with the best mean of {len(SEARCH_SEEDS)} seeds are run with "
+        )
         text += f"{len(FINAL_SEEDS)} more, and the one whose worst seed is best is chosen. None of the seeds "
         text += f"({SEARCH_SEEDS[0]} to {FINAL_SEEDS[-1]}) is reported."
         return f"{text} The search used the first value and was not repeated for the others." if self.over else text

@@ -73,7 +73,7 @@ class Search:
         return min(self._by_point([*SEARCH_SEEDS, *FINAL_SEEDS])[point_key(point)])
 
     def best(self) -> Point | None:
-        """Return the finalist whose worst seed is best, of equal ones that with the better mean; None before the end."""
+        """Return the finalist whose worst seed is best, or None if the search has not ended."""
         return None if self.missing() else max(self._finalists(), key=self.worst)
 
     def _finalists(self) -> list[Point]:
