@@ -80,7 +80,7 @@ def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
     for row in new["rows"]:
         old, settings = before.get(_key(row)), fields_of(new, row)
         if old is not None and old["runs"] > row["runs"] and not _changed(new, row, stored, old):
-            row, settings = old, fields_of(stored, old)
+            row, settings = old | _search_fields(row), fields_of(stored, old)
         elif row["runs"]:
             updated.add(_key(row))
         rows.append({**row, "settings": settings})
@@ -100,11 +100,18 @@ def _merge(new: Row, stored: Row | None, part: Part, index: RunIndex) -> Row:
     return {**new, "spec": common, "environments": list(environments.values()), "rows": rows}
 
 
+def _search_fields(row: Row) -> Row:
+    """Return what a row says of a search that has ended."""
+    names = ("chosen", "trials", "search_score", "open_fields") if "chosen" in row else ()
+    return {name: row[name] for name in names}
+
+
 def _changed(new: Row, row: Row, stored: Row, old: Row) -> list[str]:
     """Return the fields in which the recipe has changed since a row was stored, and print them."""
-    expected, settings = {**fields_of(new, row), **old.get("chosen", {})}, fields_of(stored, old)
+    chosen = {} if "chosen" in row else old.get("chosen", {})
+    expected, settings = {**fields_of(new, row), **chosen}, fields_of(stored, old)
     fields = sorted(name for name in expected | settings if expected.get(name) != settings.get(name, default_of(name)))
-    if "chosen" in old and stored["tuned"] != new["tuned"]:
+    if chosen and stored["tuned"] != new["tuned"]:
         fields.append("search")
     if fields:
         print(f"{new['title']}: dropped the stored {row['label']}, which has a different {', '.join(fields)}")

@@ -54,7 +54,7 @@ def test_the_listing_counts_searches_and_runs_without_a_measured_time(listing: l
     assert curves["unmeasured"] == 6 * 5  # those of Stack Overflow
     assert curves["seconds"] == pytest.approx(2 * 11 * 5 * 10_000 * 11)
     large = scales["large-scale"]["desktop"]
-    assert large["searched"] == 2 * 6 * 15 * 2
+    assert large["searched"] == 2 * 6 * (15 * 2 + 3 * 3)
     assert large["rounds"] == 2 * 6 * 5 * 1000 + large["searched"] * 300
     lines = [line for _, line in format_listing(listing, Path("runs/paper"))]
     assert any(line.startswith("paper: 0 of 140 runs, at least") for line in lines)
