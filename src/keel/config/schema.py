@@ -177,7 +177,7 @@ def _checked_clip(value: Any) -> Any:
     """The clipping of reports; false, which TOML has for None, switches it off."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
     if value is not None and value is not False and value != "adaptive" and not number:
-        raise ValueError(f"must be a positive number, 'adaptive' or false (got {value!r})")
+        raise KeelError(f"server.clip must be a positive number, 'adaptive' or false (got {value!r})")
     return None if value is False else value
 
 
