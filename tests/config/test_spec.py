@@ -73,6 +73,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model": {"name": "mpl"}}, "unknown model.name 'mpl'; did you mean 'mlp'?"),
     ({"model": {"name": "mlp", "hiden": [3]}}, "unknown model field 'hiden' for mlp; did you mean 'hidden'?"),
+    ({"server": {"clip": 0.0}}, "server.clip must be a positive number, 'adaptive' or false (got 0.0)"),
+    ({"server": {"clip": "adaptve"}}, "server.clip must be a positive number, 'adaptive' or false (got 'adaptve')"),
+    ({"server": {"largest_weight": 0.0}}, "server.largest_weight must be greater than 0 (got 0.0)"),
+    ({"server": {"largest_weight": 1.5}}, "server.largest_weight must be less than or equal to 1 (got 1.5)"),
     ({"engine": {"name": "warp"}}, "unknown engine.name 'warp'"),
 ]
 

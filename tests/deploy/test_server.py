@@ -214,7 +214,7 @@ def test_a_round_that_is_not_finite_is_not_saved_and_the_run_resumes_from_the_ro
             reply.content[messages.TENSORS] = messages.pack({"delta": delta})
         return reply
 
-    settings: dict[str, Any] = {"participation__rate": 1.0, "server__lr": 2.0}
+    settings: dict[str, Any] = {"participation__rate": 1.0, "server__lr": 2.0, "server__clip": False}
     with pytest.raises(KeelError, match=r"round 3: .*not finite.*flwr run"):
         federation(overflow, **settings)
     folder = RunFolder(tmp_path / "run")

@@ -42,6 +42,18 @@ def test_invalid_settings_are_rejected(config: dict[str, Any], message: str) -> 
         read_settings({**MINIMAL, **config})
 
 
+def test_the_influence_of_a_site_is_bounded_unless_it_is_switched_off() -> None:
+    def server(**config: Any) -> tuple[Any, float]:
+        spec, _ = read_settings({**MINIMAL, **{key.replace("__", "."): value for key, value in config.items()}})
+        return spec.server.clip, spec.server.largest_weight
+
+    assert server() == ("adaptive", 0.5)
+    assert server(federation__sites=2) == ("adaptive", 1.0)
+    assert server(server__lr=0.5) == ("adaptive", 0.5)
+    assert server(server__clip=False, server__largest_weight=1.0) == (None, 1.0)
+    assert server(server__clip=2, server__largest_weight=0.2) == (2.0, 0.2)
+
+
 def test_a_deprecated_name_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     old = {"least": 2, "timeout": 5, "wait": 7, "largest_norm": 3, "rebind": True}
     _, federation = read_settings({**MINIMAL, **{f"federation.{name}": value for name, value in old.items()}})

@@ -22,8 +22,14 @@ from keel.deploy.site_data import initial_model
 from tests.deploy.in_process import CONFIG, SIZES, InProcessFederation, keep_all, network, run_serial, site_examples
 
 STEPS = 5
-WORK: dict[str, Any] = {"local__epochs": STEPS, "local__batch": 100, "participation__rate": 1.0}
-"""Full batches, so that the order of the examples does not matter."""
+WORK: dict[str, Any] = {
+    "local__epochs": STEPS,
+    "local__batch": 100,
+    "participation__rate": 1.0,
+    "server__clip": False,
+    "server__largest_weight": 1.0,
+}
+"""Full batches, so that the order of the examples does not matter; a strategy neither clips nor caps."""
 app = ClientApp(mods=[keel_mod()])
 
 

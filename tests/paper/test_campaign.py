@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from keel.config.defaults import make_spec
 from keel.paper.campaign import plan_campaign, run_campaign
 from keel.paper.execution import plan_runs, run_parts
 from keel.paper.probe import probe
 from keel.paper.recipes import Part, all_recipes, campaign_order, find_recipe
 from keel.paper.reported import Reported, copy_searches
 from keel.paper.results import fields_of, make_result
-from keel.paper.run_index import RunIndex
+from keel.paper.run_index import RunIndex, experiment_key, spec_fields
 from keel.paper.trials import Search
 from keel.runs.compare import run_jobs
 from tests.conftest import Called
@@ -132,3 +133,13 @@ def test_a_trial_that_an_older_version_began_is_made_again(tmp_path: Path) -> No
     environment = json.loads((job.path / "environment.json").read_text())
     (job.path / "environment.json").write_text(json.dumps({**environment, "source_sha256": "another"}))
     assert run_parts([PART], tmp_path, quiet=True)
+
+
+def test_a_field_that_was_added_later_does_not_change_the_experiment_at_its_default() -> None:
+    plain = experiment_key(make_spec({}))
+    assert "largest_weight" not in plain
+    assert "server.largest_weight" not in spec_fields(make_spec({}))
+    assert experiment_key(make_spec({"server": {"largest_weight": 1.0, "clip": False}})) == plain
+    assert experiment_key(make_spec({"server": {"largest_weight": 0.5}})) != plain
+    assert experiment_key(make_spec({"server": {"clip": "adaptive"}})) != plain
+    assert json.loads(plain)["server"].keys() == {"lr", "schedule", "decay", "warmup", "weighting"}

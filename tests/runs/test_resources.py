@@ -38,6 +38,14 @@ def test_models_of_earlier_rounds_are_counted() -> None:
     assert footprint_of(training(algorithm={"name": "ghbm", "tau": 40}, rounds=5)).server == 6 * MODEL
 
 
+def test_reports_that_are_held_to_be_clipped_are_counted() -> None:
+    def ram(algorithm: str, **server: Any) -> int:
+        return footprint_of(training(algorithm={"name": algorithm}, server=server)).ram
+
+    assert ram("fedavg", clip="adaptive") - ram("fedavg") == 10 * MODEL
+    assert ram("scaffold", clip=1.0) - ram("scaffold") == 10 * 2 * MODEL
+
+
 def test_a_run_that_does_not_fit_is_refused_with_settings_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

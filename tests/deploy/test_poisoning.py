@@ -1,0 +1,140 @@
+"""A malicious site: what the cap on weights and the clipping of reports stop, and what they do not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from keel.config.defaults import make_spec
+from keel.core.client import ClientResult
+from keel.core.engine import RoundWork
+from keel.core.examples import Partition
+from keel.core.records import Record
+from keel.engines.serial import Serial
+from keel.runs.build import build, make_task
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from keel.deploy.settings import bounds
+
+ROUNDS = 15
+Attack = Callable[[Tensor, int], Tensor]
+"""A malicious site's tensor, given the honest one and the round."""
+
+
+@dataclass
+class Claimed:
+    """A partition whose client 0 claims to have more examples than it has."""
+
+    partition: Partition
+    examples: int
+
+    @property
+    def clients(self) -> int:
+        return self.partition.clients
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.sizes_of(np.arange(self.clients))
+
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        return np.where(clients == 0, self.examples, self.partition.sizes_of(clients))
+
+
+def honest(value: Tensor, round: int) -> Tensor:
+    return value
+
+
+def scaled_in(attacked: int, factor: float) -> Attack:
+    return lambda value, round: factor * value if round == attacked else value
+
+
+def always(factor: float) -> Attack:
+    return lambda value, round: factor * value
+
+
+def train(sites: int, attack: Attack, server: dict[str, Any], claim: int | None = None, seed: int = 0) -> list[Record]:
+    """Train on the digits, with all sites in every round. Site 0 sends what `attack` makes of its report."""
+    spec = make_spec(
+        {
+            "seed": seed,
+            "rounds": ROUNDS,
+            "algorithm": {"name": "fedavg"},
+            "data": {"name": "digits", "clients": sites, "partition": "iid"},
+            "local": {"epochs": 2, "batch": 32, "lr": 0.3},
+            "participation": {"rate": 1.0},
+            "server": server,
+            "evaluation": {"every": ROUNDS, "last": 1},
+            "engine": {"name": "serial"},
+        }
+    )
+
+    class Poisoned(Serial):
+        def train(self, work: RoundWork) -> Iterator[ClientResult]:
+            for client, result in zip(work.cohort.tolist(), super().train(work), strict=True):
+                if client == 0:
+                    changed = {name: attack(value, work.ctx.round) for name, value in result.message.items()}
+                    result = replace(result, message=changed)
+                yield result
+
+    loop = build(spec, make_task(spec), engine=lambda workload, workers: Poisoned(workload)).loop
+    if claim is not None:
+        loop.participation.partition = Claimed(loop.participation.partition, claim)  # type: ignore[assignment]
+    records: list[Record] = []
+    loop.run(loop.start(), [lambda record, *_: records.append(record)])
+    return records
+
+
+def accuracy(*arguments: Any, **options: Any) -> float:
+    """The accuracy after the last round; 0 if the run diverged."""
+    return train(*arguments, **options)[-1].get("accuracy", 0.0)
+
+
+@pytest.mark.parametrize("sites", [3, 5])
+def test_the_bounds_cost_an_honest_federation_nothing(sites: int) -> None:
+    bounded = train(sites, honest, bounds(sites))
+    assert bounded[-1]["accuracy"] == pytest.approx(accuracy(sites, honest, {}), abs=0.01)
+    assert not any("clipped" in record for record in bounded)
+
+
+@pytest.mark.parametrize("attacked", [1, 8])
+@pytest.mark.parametrize("sites", [3, 5])
+def test_a_report_times_minus_1000_in_one_round_costs_at_most_two_points(sites: int, attacked: int) -> None:
+    attack = scaled_in(attacked, -1000.0)
+    records = train(sites, attack, bounds(sites))
+    assert records[-1]["accuracy"] >= accuracy(sites, honest, {}) - 0.02
+    assert [record["round"] for record in records if "clipped" in record] == [attacked]
+    assert records[attacked - 1]["clipped"] == [0]
+    assert records[attacked - 1]["norms"]["0"] > 300 * records[attacked - 1]["norms"]["1"]  # type: ignore[operator]
+    assert accuracy(sites, attack, {}) < records[-1]["accuracy"] - 0.02
+
+
+@pytest.mark.parametrize("sites", [3, 5])
+def test_a_report_times_minus_1000_in_the_last_round_is_bounded_but_not_recovered_from(sites: int) -> None:
+    attack, reference = scaled_in(ROUNDS, -1000.0), accuracy(sites, honest, {})
+    assert reference - 0.05 <= accuracy(sites, attack, bounds(sites)) < reference
+    assert accuracy(sites, attack, {}) < reference - 0.2
+
+
+def test_a_report_times_1000_in_every_round_is_bounded() -> None:
+    assert accuracy(5, always(1000.0), bounds(5)) >= accuracy(5, honest, {}) - 0.05
+    assert accuracy(5, always(1000.0), {}) < 0.5
+
+
+def test_a_small_cap_bounds_a_site_that_claims_a_million_examples_and_negates_its_report() -> None:
+    assert accuracy(10, always(-1.0), {}, claim=10**6) < 0.3
+    bounded = accuracy(10, always(-1.0), {"clip": "adaptive", "largest_weight": 0.1}, claim=10**6)
+    assert bounded >= accuracy(10, honest, {}) - 0.02
+
+
+def test_clipping_does_not_bound_one_of_three_sites_that_always_sends_its_report_times_minus_1000() -> None:
+    """A third of the mean, three times as long as the others' reports, outweighs the two others."""
+    assert accuracy(3, always(-1000.0), bounds(3)) < 0.5
+
+
+def test_a_cap_of_one_half_does_not_bound_a_site_that_always_negates_its_report() -> None:
+    """Half of the mean pulls against the other half: the number of examples has to be bounded too."""
+    assert accuracy(5, always(-1.0), bounds(5), claim=10**6) < 0.5
