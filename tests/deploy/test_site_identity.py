@@ -45,7 +45,7 @@ def test_a_site_that_could_not_identify_itself_is_asked_again(
     monkeypatch.setattr(sites, "RETRY_SECONDS", 0.0)
     run = federation(data=mounted_later, participation__rate=1.0, federation__wait_seconds=30, rounds=1)
     assert run.status == "finished"
-    assert "node 2 rejected: RuntimeError: FileNotFoundError" in caplog.text
+    assert "node 2 rejected: data: FileNotFoundError" in caplog.text
 
 
 class SlowGrid(InProcessGrid):
