@@ -14,6 +14,7 @@ from flwr.serverapp import ServerApp
 from keel.config.overrides import flatten
 from keel.core.records import last_value, primary_metric
 from keel.deploy.flower_adapter import InProcessGrid
+from keel.deploy.site_policy import POLICY
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
 from keel.units import size
@@ -32,9 +33,12 @@ def check_app(folder: Path, rounds: int) -> str:
     server = _load_app(folder, components["serverapp"], ServerApp)
     client = _load_app(folder, components["clientapp"], ClientApp)
     with TemporaryDirectory(prefix="keel-check-") as scratch:
+        # Apps of an earlier version of Keel have no policy.
+        policy = {POLICY: str(file)} if (file := folder / "site.toml").exists() else {}
         # Apps that an earlier version of Keel created read "made-up" instead of "synthetic".
         nodes = [
-            {"site": n, "synthetic": True, "made-up": True, "state-dir": f"{scratch}/site-{n}"} for n in range(sites)
+            {"site": n, "synthetic": True, "made-up": True, "state-dir": f"{scratch}/site-{n}", **policy}
+            for n in range(sites)
         ]
         run_config = {key: value for key, value in config.items() if key not in OVERRIDDEN}
         run_config |= {

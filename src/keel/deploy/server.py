@@ -69,7 +69,9 @@ def run_federation(
     module = initial_model(model, spec)
     training_id = uuid4().hex if folder is None else folder.environment["training"]
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
-    sites = Sites(grid, federation, {"spec": spec.to_toml(), "training": training_id}, recorded)
+    sites = Sites(
+        grid, federation, {"spec": spec.to_toml(), "training": training_id, "study": federation.study}, recorded
+    )
     descriptions = recorded or sites.wait_for_all()
     test_examples = None if test is None else to_examples(test(), "data.test_")
     task = federation_task(spec, module, descriptions, test_examples, loss)
