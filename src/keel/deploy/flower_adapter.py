@@ -14,13 +14,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
+from flwr.supercore.logger import update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["CONNECTION_ERRORS", "InProcessGrid", "ReplyFilter", "log", "sample_nodes"]
+__all__ = ["CONNECTION_ERRORS", "InProcessGrid", "ReplyFilter", "log", "log_with_timestamps", "sample_nodes"]
 
 log = logging.getLogger("flwr")
 """Flower's logger: its output is what operators of a federation read."""
+
+
+def log_with_timestamps() -> None:
+    """Let Flower's logger print the time of each line."""
+    update_console_handler(timestamps=True)
+
 
 CONNECTION_ERRORS = (OSError, httpx.HTTPError, FlowerError)
 """What a grid raises when it cannot reach the SuperLink. Any other exception comes from the content of a reply."""
