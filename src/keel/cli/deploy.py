@@ -1,5 +1,6 @@
 """`keel deploy`: set up a federation over Flower."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -72,6 +73,44 @@ def key(
 
     public = make_node_key(path)
     typer.echo(f"Send {public} to the server, which registers it. Keep {path} private.")
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="The run folder of a training.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the state of a training. The exit code is 1 if it failed, or if a site contributed nothing.
+
+    Example: keel deploy status runs/first
+    """
+    from keel.deploy.status import training_status
+
+    state = training_status(run)
+    typer.echo(json.dumps(state) if as_json else "\n".join(state["lines"]))
+    raise typer.Exit(0 if state["ok"] else 1)
+
+
+audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check an audit log.")
+app.add_typer(audit, name="audit")
+
+
+@audit.command("verify")
+def verify_audit(
+    file: Annotated[Path, typer.Argument(help="The audit log.")],
+    noted: Annotated[str | None, typer.Option(help="A hash of the log that you noted earlier.")] = None,
+) -> None:
+    """Check the chain of an audit log, and print its last hash. The exit code is 1 if a line is wrong.
+
+    Note the last hash elsewhere: without it nobody can see that lines at the end were removed.
+
+    Example: keel deploy audit verify runs/first.audit.jsonl
+    """
+    from keel.deploy.audit import verify
+
+    result = verify(file, noted)
+    typer.echo(f"{result.lines} lines, last hash {result.last_hash}" if result.fault is None else result.fault)
+    raise typer.Exit(0 if result.fault is None else 1)
 
 
 def _require_flower() -> None:
