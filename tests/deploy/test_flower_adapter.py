@@ -23,6 +23,8 @@ from flwr.serverapp.strategy import FedAvg
 FLWR = f"flwr {version('flwr')}"
 PUBLIC_MODULES = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 PRIVATE_NAMES = {
+    "flwr.common.config:parse_config_args": "keel deploy doctor reads a node's configuration with it",
+    "flwr.supercore.logger:update_console_handler": "the server's log gets timestamps with it",
     "flwr.serverapp.strategy.strategy_utils:sample_nodes": "KeelStrategy samples the nodes of a round with it",
     "flwr.supercore.error.base:FlowerError": "CONNECTION_ERRORS lists it: raised when the SuperLink is lost",
     "flwr.supercore.run:Run": "InProcessGrid declares it as the type of Grid.run",

@@ -42,7 +42,7 @@ class FlowerEngine(EngineDefaults):
 
     def __init__(self, workload: Workload, spec: Spec, sites: Sites, evaluate_on_server: bool):
         self.spec, self.sites = spec, sites
-        self.training, self.max_norm = str(sites.request["training"]), sites.federation.max_norm
+        self.training, self.max_norm = str(sites.request["training"]), sites.federation.max_norm or None
         task, evaluator_class = workload.task, Evaluator if evaluate_on_server else SiteEvaluator
         self.evaluator = evaluator_class(task, workload.local_buffers)
         self.targets_per_example = prod(task.data.train.targets.shape[1:])

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
@@ -18,7 +19,15 @@ from flwr.supercore.logger import update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["CONNECTION_ERRORS", "InProcessGrid", "ReplyFilter", "log", "log_with_timestamps", "sample_nodes"]
+__all__ = [
+    "CONNECTION_ERRORS",
+    "InProcessGrid",
+    "ReplyFilter",
+    "log",
+    "log_with_timestamps",
+    "parse_config_args",
+    "sample_nodes",
+]
 
 log = logging.getLogger("flwr")
 """Flower's logger: its output is what operators of a federation read."""
