@@ -1,6 +1,5 @@
 """Fixtures of the deployment tests. The test modules skip themselves when Flower is not installed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +16,7 @@ def federation(tmp_path: Path) -> "InProcessFederation":
     return InProcessFederation(tmp_path)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def complete_descriptions() -> Iterator[None]:
-    try:
-        from keel.deploy.site import Site
-    except ImportError:  # without Flower every module of this folder is skipped
-        yield
-        return
-    from tests.deploy.described import describe, plain_describe
-
-    Site.describe = describe  # type: ignore[method-assign]
-    yield
-    Site.describe = plain_describe  # type: ignore[method-assign]
+@pytest.fixture(autouse=True)
+def _data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what sites without `state-dir` write out of the user's data folder."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user-data"))

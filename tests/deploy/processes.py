@@ -47,6 +47,8 @@ for module in [module for name, module in sys.modules.items() if name.startswith
 start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
 sys.exit(flower_supernode())
 '''
+KEEL = SUPERNODE.replace("sys.exit(flower_supernode())", "from keel.cli import main\n\nsys.exit(main())")
+"""The command keel with the same patches, for `keel deploy node`."""
 
 
 class Federation:
@@ -60,8 +62,9 @@ class Federation:
         self.last_run = ""
         scripts = folder / "bin"
         scripts.mkdir()
-        (scripts / "flower-supernode").write_text(SUPERNODE)
-        (scripts / "flower-supernode").chmod(0o755)
+        for name, script in ("flower-supernode", SUPERNODE), ("keel", KEEL):
+            (scripts / name).write_text(script)
+            (scripts / name).chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ["PATH"]]),

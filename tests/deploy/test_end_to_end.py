@@ -17,8 +17,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from flwr.app import Message
 
+from keel.deploy.approval import Approval, read_app
+from keel.deploy.audit import verify
 from keel.deploy.credentials import make_certificates, make_node_key
-from keel.deploy.flower_adapter import InProcessGrid
+from keel.deploy.flower_adapter import InProcessGrid, build_bundle
 from keel.deploy.new import new_federation
 from keel.deploy.server import run_federation
 from keel.deploy.settings import read_settings
@@ -27,10 +29,19 @@ from keel.runs.folder import RunFolder
 from keel.runs.run import Run
 from tests.deploy import federated_app
 from tests.deploy.in_process import CONFIG, run_serial
+from tests.deploy.policies import policy_text
 from tests.deploy.processes import OFFLINE_SECONDS, Federation
 
 SITES = len(federated_app.SIZES)
 SPOILED_SITE = 2
+CLIENT = """from pathlib import Path
+
+from three_sites.task import client
+
+Path({marker!r}).touch()
+app = client
+"""
+"""The module of the client app. It creates a file when a site imports it; the server does not import it."""
 EXPERIMENT: dict[str, Any] = {**CONFIG, "evaluation.every": 100, "evaluation.last": 1, "seed": 3}
 
 
@@ -41,16 +52,18 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     package = folder / "three_sites"
     shutil.copy(federated_app.__file__, package / "task.py")
     (package / "server.py").write_text("from three_sites.task import server\n\napp = server\n")
-    (package / "client.py").write_text("from three_sites.task import client\n\napp = client\n")
+    (package / "client.py").write_text(CLIENT.format(marker=str(folder / "marker-1")))
     federation = Federation(folder, SITES)
     config = {**EXPERIMENT, "federation.timeout_seconds": 60, "federation.wait_seconds": 600}
-    config["federation.out"] = str(federation.runs)
+    config |= {"federation.out": str(federation.runs), "federation.study": "three-sites"}
     project = (folder / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
     lines = [f"{key} = {json.dumps(value)}" for key, value in config.items()]
     (folder / "pyproject.toml").write_text(project + "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n")
     connection = folder / ".flwr" / "config.toml"
     connection.write_text(connection.read_text().replace("8000", str(federation.port)))
     make_certificates(folder / "certificates", ["127.0.0.1"])
+    (folder / "site.toml").write_text(policy_text(study="three-sites", algorithms=["fedhbm", "mimemom"]))
+    Approval(folder / "approved").approve(build_bundle(folder))
     try:
         federation.start_server()
         for site in range(SITES):
@@ -159,3 +172,24 @@ def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation,
     assert all(node.returncode != 0 for node in nodes)
     assert "No SuperNode found with the given public key" in federation.log("server")
     assert "certificate" in federation.log("other-authority").lower()
+
+
+def test_an_app_that_differs_from_the_approved_one_by_one_byte_is_refused_before_its_code_runs(
+    federation: Federation, finished: Run
+) -> None:
+    folder, client = federation.folder, federation.folder / "three_sites" / "client.py"
+    assert (folder / "marker-1").exists(), "the approved app has run"
+    client.write_text(client.read_text().replace("marker-1", "marker-2"))
+    federation.run()
+    federation.wait_until(
+        lambda: federation.run_log().count("rejected: approval: AppNotApproved") >= SITES, "every site refuses the app"
+    )
+    federation.flwr("stop", federation.last_run, "federation")
+    assert not (folder / "marker-2").exists()
+    refused = Approval(folder / "approved").folder / "refused.fab"
+    assert b"marker-2" in read_app(refused.read_bytes()).files["three_sites/client.py"]
+    for site in range(SITES):
+        assert "is refused: the approved app is" in federation.log(f"site-{site}")
+        audit = folder / "client-state" / f"site-{site}" / "audit.jsonl"
+        assert json.loads(audit.read_text().splitlines()[-1])["reason"] == "approval"
+        assert verify(audit).fault is None

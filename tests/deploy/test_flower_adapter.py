@@ -23,12 +23,19 @@ from flwr.serverapp.strategy import FedAvg
 FLWR = f"flwr {version('flwr')}"
 PUBLIC_MODULES = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 PRIVATE_NAMES = {
-    "flwr.common.config:parse_config_args": "keel deploy doctor reads a node's configuration with it",
     "flwr.supercore.logger:update_console_handler": "the server's log gets timestamps with it",
     "flwr.serverapp.strategy.strategy_utils:sample_nodes": "KeelStrategy samples the nodes of a round with it",
     "flwr.supercore.error.base:FlowerError": "CONNECTION_ERRORS lists it: raised when the SuperLink is lost",
     "flwr.supercore.run:Run": "InProcessGrid declares it as the type of Grid.run",
     "flwr.supercore.task_identity:TaskIdentity": "InProcessGrid sets it so that messages can be made in this process",
+    "flwr.supernode.start_client_internal:_pull_and_store_message": "run_supernode checks app bundles in it",
+    "flwr.supernode.start_client_internal:_insert_message": "run_supernode replies to a refused message with it",
+    "flwr.supernode.cli:flower_supernode": "run_supernode runs it",
+    "flwr.supernode.cli.flower_supernode:_parse_args_run_supernode": "node_config_of reads the node's options with it",
+    "flwr.common.config:parse_config_args": "node_config_of and keel deploy doctor read a node's configuration with it",
+    "flwr.common.config:get_project_dir": "run_supernode removes an installed app with it",
+    "flwr.cli.config_utils:get_fab_metadata": "run_supernode compares a run's name with that of its bundle",
+    "flwr.cli.build:build_fab_from_disk": "keel deploy approve builds the bundle of a folder with it",
     "flwr.superlink.grid.http_grid:HttpGrid": "the real grid, whose connection errors CONNECTION_ERRORS lists",
 }
 app = ClientApp()
@@ -142,3 +149,22 @@ def test_fedavg_has_the_attributes_that_the_strategy_reads() -> None:
     )
     missing = [name for name in names if not hasattr(FedAvg(), name)]
     assert not missing, f"{FLWR}: FedAvg has no {missing}; KeelStrategy reads them"
+
+
+def test_a_node_pulls_messages_by_the_parts_that_the_check_replaces() -> None:
+    from flwr.common.constant import ErrorCode
+    from flwr.supercore.constant import TaskType
+    from flwr.supernode import start_client_internal
+
+    from keel.deploy.flower_adapter import AGENT_APP, INVALID_BUNDLE
+
+    names = list(inspect.signature(start_client_internal._pull_and_store_message).parameters)
+    used = {"state", "object_store", "node_config", "receive", "get_run", "get_fab"}
+    assert used <= set(names), f"{FLWR} changed the arguments of _pull_and_store_message: {names}"
+    body = inspect.getsource(start_client_internal._pull_and_store_message)
+    for call in "receive()", "get_run(run_id)", "get_fab(run_info.fab_hash, run_id)", "node_config=node_config":
+        assert call in body, f"{FLWR}: _pull_and_store_message has no {call}; review _pull_checked"
+    loop = inspect.getsource(start_client_internal.start_client_internal)
+    assert "_pull_and_store_message(\n                state=state," in loop, f"{FLWR}: it is no longer called by name"
+    assert INVALID_BUNDLE == ErrorCode.INVALID_FAB, f"{FLWR} changed its error codes"
+    assert AGENT_APP == TaskType.AGENT_APP, f"{FLWR} changed its task types"

@@ -136,7 +136,7 @@ def test_a_dropped_report_does_not_change_the_client_state_that_the_site_continu
 
     settings: dict[str, Any] = {"algorithm__name": "scaffold", "participation__rate": 1.0}
     federation(late_in_round_2, rounds=2, **settings)
-    (folder,) = (tmp_path / "site-1").iterdir()
+    (folder,) = (path for path in (tmp_path / "site-1").iterdir() if path.is_dir())
     state = SiteState(folder.parent, folder.name)
     assert state.load(1) is not None
     assert state.load(2) is not None

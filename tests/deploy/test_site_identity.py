@@ -45,7 +45,7 @@ def test_a_site_that_could_not_identify_itself_is_asked_again(
     monkeypatch.setattr(sites, "RETRY_SECONDS", 0.0)
     run = federation(data=mounted_later, participation__rate=1.0, federation__wait_seconds=30, rounds=1)
     assert run.status == "finished"
-    assert "node 2 rejected: RuntimeError: FileNotFoundError" in caplog.text
+    assert "node 2 rejected: data: FileNotFoundError" in caplog.text
 
 
 class SlowGrid(InProcessGrid):
@@ -160,14 +160,17 @@ def test_a_site_that_comes_back_with_other_data_is_rejected(
     assert "site 0: examples is 4, but the run started with 9" in caplog.text
 
 
-def test_a_site_answers_only_requests_for_its_number(federation: InProcessFederation) -> None:
+def test_a_site_answers_only_requests_for_its_number(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture
+) -> None:
     def renumber(node: int, reply: Message) -> Message:
         if node == 3 and reply.metadata.group_id == "1":
             federation.grid.node_configs[3]["site"] = 1
         return reply
 
     run = federation(renumber, participation__rate=1.0, rounds=2)
-    assert "this is site 1, but the request is for site 2" in run.records[1]["dropped"]["2"]
+    assert run.records[1]["dropped"]["2"] == "internal: KeelError"
+    assert "this is site 1, but the request is for site 2" in caplog.text
 
 
 DESCRIPTIONS: dict[str, tuple[dict[str, Any], str]] = {

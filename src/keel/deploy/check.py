@@ -18,6 +18,7 @@ from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.settings import read_settings
 from keel.deploy.site import app_parts
 from keel.deploy.site_data import all_sites, initial_model, site_dataset
+from keel.deploy.site_policy import POLICY
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
 from keel.runs.run import run
@@ -35,9 +36,12 @@ def check_app(folder: Path, rounds: int, simulate: bool = False) -> str:
     server = load_app(folder, components["serverapp"], ServerApp)
     client = load_app(folder, components["clientapp"], ClientApp)
     with TemporaryDirectory(prefix="keel-check-") as scratch:
+        # Apps of an earlier version of Keel have no policy.
+        policy = {POLICY: str(file)} if (file := folder / "site.toml").exists() else {}
         # Apps that an earlier version of Keel created read "made-up" instead of "synthetic".
         nodes = [
-            {"site": n, "synthetic": True, "made-up": True, "state-dir": f"{scratch}/site-{n}"} for n in range(sites)
+            {"site": n, "synthetic": True, "made-up": True, "state-dir": f"{scratch}/site-{n}", **policy}
+            for n in range(sites)
         ]
         run_config = {key: value for key, value in config.items() if key not in OVERRIDDEN}
         run_config |= {

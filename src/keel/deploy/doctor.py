@@ -131,4 +131,6 @@ def _expiry(file: Path) -> Finding:
 
 def _space(check: str, free: int, least: int) -> Finding:
     text = f"{free / 1e9:.1f} GB available"
-    return Finding(check, "ok", text) if free >= least else Finding(check, "warning", f"{text}; at least 1 GB is required")
+    return (
+        Finding(check, "ok", text) if free >= least else Finding(check, "warning", f"{text}; at least 1 GB is required")
+    )

@@ -5,7 +5,11 @@ part that changed.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import httpx
@@ -19,13 +23,17 @@ from flwr.supercore.logger import update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from keel.errors import KeelError
+
 __all__ = [
     "CONNECTION_ERRORS",
     "InProcessGrid",
     "ReplyFilter",
+    "build_bundle",
     "log",
     "log_with_timestamps",
     "parse_config_args",
+    "run_supernode",
     "sample_nodes",
 ]
 
@@ -43,6 +51,12 @@ CONNECTION_ERRORS = (OSError, httpx.HTTPError, FlowerError)
 
 APP_EXCEPTION = 2
 """Flower's error code of a reply whose client app raised an exception."""
+
+INVALID_BUNDLE = 7
+"""Flower's error code of a reply to a message whose app bundle the node does not accept."""
+
+AGENT_APP = "flwr-agentapp"
+"""Flower's task type of a run that starts no client app but another program at the node."""
 
 ReplyFilter = Callable[[int, Message], Message | None]
 """Called with a node's ID and its reply; returns the reply that the server gets, or None to drop it."""
@@ -91,12 +105,12 @@ class InProcessGrid(Grid):
         message_id = str(self.messages_sent)
         message.metadata.__dict__["_message_id"] = message_id
         node = message.metadata.dst_node_id
-        config = dict(self.node_configs[node])
+        config = {"policy": "", **self.node_configs[node]}  # in one process nothing leaves a site
         context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
         try:
             reply = self.app(message, context)
         except Exception as error:  # as a SuperNode does: any exception of the app becomes an error reply
-            reply = Message(Error(APP_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = error_reply(f"{type(error).__name__}: {error}", message)
         self.replies[message_id] = self.reply_filter(node, reply)
         return message_id
 
@@ -106,3 +120,108 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+def error_reply(reason: str, message: Message) -> Message:
+    """Return a reply that says that the client app failed. Its text is `reason`, to which Flower adds nothing."""
+    return Message(Error(APP_EXCEPTION, reason), reply_to=message)
+
+
+CheckBundle = Callable[[bytes, Message], dict[str, Any]]
+"""Called with the app bundle of a run and the message before any of its code is loaded. It returns settings to add to
+the node's configuration, or raises BundleRefused."""
+
+
+class BundleRefused(Exception):
+    """The site does not run this app bundle. The text of the exception is the reason that the server gets."""
+
+
+def run_supernode(arguments: Sequence[str], check: CheckBundle) -> None:
+    """Run flower-supernode with these arguments, and check each message's app bundle before Flower installs it.
+
+    A refused message gets an error reply, as after a failed verification by Flower itself.
+    """
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    pull = start_client_internal._pull_and_store_message
+
+    def checked_pull(**parts: Any) -> int | None:
+        return _pull_checked(pull, start_client_internal._insert_message, check, parts)
+
+    vars(start_client_internal)["_pull_and_store_message"] = checked_pull
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def _pull_checked(
+    pull: Callable[..., Any], insert: Callable[..., Any], check: CheckBundle, parts: dict[str, Any]
+) -> Any:
+    """Receive a message as Flower does, with checks of the run and of its app bundle on the way."""
+    state, node_config = parts["state"], dict(parts["node_config"])
+    received: list[Message] = []
+    runs: list[Any] = []
+
+    def receive() -> Any:
+        answer = parts["receive"]()
+        if answer is None:
+            return None
+        received.append(answer[0])
+        known = state.get_run(answer[0].metadata.run_id)
+        if known is not None:  # an approval may have been withdrawn since the first message of the run
+            accept(known, state.get_fab(known.fab_hash))
+        return answer
+
+    def get_run(run_id: int) -> Any:
+        runs.append(parts["get_run"](run_id))
+        return runs[-1]
+
+    def get_fab(fab_hash: str, run_id: int) -> Any:
+        bundle = parts["get_fab"](fab_hash, run_id)
+        accept(runs[-1], bundle)
+        return bundle
+
+    def accept(run: Any, bundle: Any) -> None:
+        node_config.update(check(bundle.content, received[-1]))
+        _check_origin(run, bundle)
+
+    try:
+        return pull(**{**parts, "receive": receive, "get_run": get_run, "get_fab": get_fab, "node_config": node_config})
+    except BundleRefused as error:
+        insert(Message(Error(INVALID_BUNDLE, str(error)), reply_to=received[-1]), state, parts["object_store"])
+        return received[-1].metadata.run_id
+
+
+def _check_origin(run: Any, bundle: Any) -> None:
+    """Check that Flower will run this bundle: the server names the program, and the folder that the app is loaded from.
+
+    Flower loads an app that is installed already without comparing its files. The folder is therefore removed.
+    """
+    from flwr.cli.config_utils import get_fab_metadata
+    from flwr.common.config import get_project_dir
+
+    digest = sha256(bundle.content).hexdigest()
+    stated = (run.fab_id, run.fab_version, run.fab_hash, bundle.hash_str)
+    if run.primary_task_type == AGENT_APP or stated != (*get_fab_metadata(bundle.content), digest, digest):
+        log.error("refused a run whose name, version or hash is not that of its app")
+        raise BundleRefused("approval: WrongBundle")
+    rmtree(get_project_dir(*stated[:3]), ignore_errors=True)
+
+
+def build_bundle(folder: Path) -> bytes:
+    """Build the app bundle of a folder as `flwr run` does."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return build_fab_from_disk(folder)
+    except (ValueError, OSError) as error:
+        raise KeelError(f"folder {str(folder)!r} has no Flower app ({' '.join(str(error).split())})") from None
+
+
+def node_config_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the node configuration in the arguments of flower-supernode."""
+    from flwr.common.config import parse_config_args
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    text = _parse_args_run_supernode().parse_args(list(arguments)).node_config
+    return dict(parse_config_args([text] if text else None))

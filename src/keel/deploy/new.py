@@ -1,6 +1,7 @@
 """`keel deploy new`: write the folder of a new federation from the template."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from importlib.resources import as_file, files
 from pathlib import Path
 from shutil import rmtree
@@ -12,6 +13,8 @@ from keel.errors import KeelError
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 """Names that Flower accepts for an app."""
+POLICY_LIFETIME = timedelta(days=365)
+"""Time until the policy of a new federation expires."""
 TARGET_NAMES = {"app": "@package@", "flwr": ".flwr", "gitignore.in": ".gitignore.in"}
 """Parts of the template's paths that have another name in the folder. Every file of the template ends in .in, so that
 no tool takes it for code of Keel."""
@@ -29,6 +32,7 @@ def new_federation(folder: Path, sites: int, algorithm: str) -> list[Path]:
     if algorithm_class(algorithm).pooled:
         raise KeelError(f"algorithm must be a federated one, see keel algorithms (got {algorithm!r})")
     values = {"name": name, "package": name.replace("-", "_"), "sites": str(sites), "algorithm": algorithm}
+    values["expires"] = str(datetime.now(UTC).date() + POLICY_LIFETIME)
     values["folder"] = str(folder.absolute())
     values["lr"] = str(make_spec({"algorithm": {"name": algorithm}, "data": {"name": CUSTOM}}).local.lr)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,8 @@ def _run_federation(
     training_id = uuid4().hex if folder is None else folder.environment["training"]
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
     check_left(federation.left_sites, recorded)
-    sites = Sites(grid, federation, {"spec": spec.to_toml(), "training": training_id}, recorded, audit.append)
+    request = {"spec": spec.to_toml(), "training": training_id, "study": federation.study}
+    sites = Sites(grid, federation, request, recorded, audit.append)
     rounds = 0 if folder is None else len(folder.records())
     descriptions = [*recorded, *({**site, "joined": rounds} for site in sites.wait_for_new())]
     test_examples = None if test is None else to_examples(test(), "data.test_")

@@ -28,6 +28,8 @@ class Federation(BaseModel):
     """How long a new run waits for all sites, and a round for `min_replies`."""
     max_norm: Annotated[float, Field(ge=0)] = 0.0
     """Largest Euclidean norm of a reported tensor. A reply with a larger one is dropped; 0 for no bound."""
+    study: str = ""
+    """ID of the study, which must be equal to `study` in the policy of each site."""
     allow_new_keys: bool = False
     """Whether a site may reconnect with another node key than at the start of the run."""
     max_examples: Annotated[int, Field(ge=1)] = 10_000_000

@@ -4,10 +4,10 @@ Flower starts a new process for each message, so a site loads only what a reques
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,9 +26,14 @@ from keel.core.replay import LocalGradient
 from keel.core.task import Task
 from keel.core.training_state import BUFFERS
 from keel.deploy import messages
-from keel.deploy.flower_adapter import log
-from keel.deploy.site_data import Loader, Model, has_test_examples, initial_model, site_dataset
+from keel.deploy.site_answer import answer_message
+from keel.deploy.site_data import Loader, Model, check_labels, has_test_examples, initial_model, site_dataset
+from keel.deploy.site_errors import coded
+from keel.deploy.site_noise import clip_and_add_noise
+from keel.deploy.site_policy import APP, Policy
+from keel.deploy.site_secrets import count_report, data_fingerprint
 from keel.deploy.site_state import SiteState, state_folder
+from keel.deploy.versions import installed_versions
 from keel.errors import KeelError
 from keel.runs.build import local_training, make_task
 
@@ -48,13 +53,13 @@ def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> Clien
     app_parts[app] = model, data, loss
 
     def handler(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            with hide_error_details():
-                request = message.content.config_records[messages.REQUEST]
-                site = Site(model, data, loss, request, context.node_config)
-                return Message(answer(site, message.content), reply_to=message)
+        def answer_as_site(
+            request: ConfigRecord, message: Message, node: Mapping[str, Any], policy: Policy | None
+        ) -> RecordDict:
+            site = Site(model, data, loss, request, node, policy, message.metadata.message_type)
+            return answer(site, message.content)
 
-        return handle
+        return partial(answer_message, answer_as_site)
 
     app.query()(handler(Site.describe))
     app.train("probe")(handler(Site.probe))
@@ -63,27 +68,26 @@ def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> Clien
     return app
 
 
-@contextmanager
-def hide_error_details() -> Iterator[None]:
-    """Replace the text of an exception by its class, except for Keel's own errors.
-
-    Flower sends the text to the server, and it may quote an example. The site's log has it in full.
-    """
-    try:
-        yield
-    except KeelError:
-        raise
-    except Exception as error:
-        log.exception("this site could not answer a request")
-        raise RuntimeError(f"{type(error).__name__}; the site's log has the details") from None
-
-
 class Site:
     """One site, for the duration of one request."""
 
-    def __init__(self, model: Model, data: Loader, loss: Loss | None, request: ConfigRecord, node: Mapping[str, Any]):
-        self.request, self.node = request, node
-        self.spec = resolved_spec(tomllib.loads(str(request["spec"])))
+    def __init__(
+        self,
+        model: Model,
+        data: Loader,
+        loss: Loss | None,
+        request: ConfigRecord,
+        node: Mapping[str, Any],
+        policy: Policy | None,
+        kind: str,
+    ):
+        self.request, self.node, self.policy = request, node, policy
+        table = tomllib.loads(str(request["spec"]))
+        if policy is not None:
+            policy.check_names(table, request)
+        self.spec = resolved_spec(table)
+        if policy is not None:
+            policy.check_settings(self.spec, kind, request.get("round"))
         self.number = site_number(node)
         if request.get("site", self.number) != self.number:
             raise KeelError(f"this is site {self.number}, but the request is for site {request['site']!r}")
@@ -93,21 +97,39 @@ class Site:
 
     @cached_property
     def task(self) -> Task:
-        module = initial_model(self._model, self.spec)
-        return make_task(self.spec, module=module, data=site_dataset(self._data(self.node), module), loss=self._loss)
+        with coded("model"):
+            module = initial_model(self._model, self.spec)
+        with coded("data"):
+            data = site_dataset(self._data(self.node), module)
+        with coded("model"):
+            task = make_task(self.spec, module=module, data=data, loss=self._loss)
+        if self.policy is not None:
+            examples = int(data.partition.sizes[0])
+            steps = local_training(self.spec, task).config.count(examples)
+            self.policy.check_examples(examples, steps, self.spec.local.batch)
+        return task
 
     @cached_property
     def flat_model(self) -> FlatModel:
         return FlatModel(self.task.module.to(self.device), self.task.moving, self.spec.local.precision)
 
     @property
+    def state_folder(self) -> Path:
+        return state_folder(self.node, f"site-{self.number}")
+
+    @property
     def state(self) -> SiteState:
-        folder = state_folder(self.node, f"site-{self.number}")
-        return SiteState(folder, str(self.request["training"]), self.spec.memory.precision, self.flat_model.size)
+        training, precision = str(self.request["training"]), self.spec.memory.precision
+        with coded("state"):
+            return SiteState(self.state_folder, training, precision, self.flat_model.size)
 
     def describe(self, content: RecordDict) -> RecordDict:
-        """Describe the site's data and model: sizes and shapes, and a checksum of the untrained model."""
+        """Describe the site's data, model and software. The fingerprint of the data has a key that stays here."""
         task = self.task
+        with coded("data"):
+            check_labels(task.data)
+        with coded("state"):
+            fingerprint = data_fingerprint(task.data, self.state_folder)
         description = ConfigRecord(
             {
                 "site": self.number,
@@ -117,33 +139,41 @@ class Site:
                 "classes": task.data.classes,
                 "moving": list(task.moving),
                 "model": state_fingerprint(task.module),
+                "test_examples": len(task.data.test) if has_test_examples(task.data) else 0,
+                "fingerprint": fingerprint,
+                "app": str(self.node.get(APP, "")),
+                **installed_versions(),
             }
         )
         return RecordDict({messages.REPLY: description})
 
     def probe(self, content: RecordDict) -> RecordDict:
         """Run the first phase of a round, and keep what the server sent for the second."""
+        self._count_report()
         broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request, self.flat_model.sizes)
-        self.state.save_broadcast(ctx.round, broadcast)
+        with coded("state"):
+            self.state.save_broadcast(ctx.round, broadcast)
         received, buffers = self._on_device(broadcast)
         local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
         gradient = probe_client(local, self.flat_model, self.number, client, received, ctx, buffers)
-        return self._reply(to_device(gradient, CPU), {})
+        return self._reply(self._protect(to_device(gradient, CPU)), {})
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train one round as every engine does, from the client state of the last round that the server counted."""
+        self._count_report()
         last_round, ctx = (
             int(str(self.request["last_round"])),
             messages.round_context(self.request, self.flat_model.sizes),
         )
-        first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
-        if first_phase is None:
-            raise KeelError(
-                f"round {ctx.round}: the broadcast of the first phase is missing on this site; "
-                "the server drops the site in this round"
-            )
+        with coded("state"):
+            first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
+            if first_phase is None:
+                raise KeelError(
+                    f"round {ctx.round}: the broadcast of the first phase is missing on this site; "
+                    "the server drops the site in this round"
+                )
+            saved = self.state.load(last_round) if last_round else None
         received, buffers = self._on_device({**first_phase, **messages.unpack_request(content)})
-        saved = self.state.load(last_round) if last_round else None
         state, local = dict(saved or {}), local_training(self.spec, self.task)
         buffers = state.pop(BUFFERS, buffers)
         if not state:
@@ -157,10 +187,11 @@ class Site:
         if result.buffers is not None:
             (new_state if self.spec.model.buffers == "local" else report)[BUFFERS] = result.buffers
         if new_state:
-            self.state.save(ctx.round, new_state, last_round)
+            with coded("state"):
+                self.state.save(ctx.round, new_state, last_round)
         state_lost = bool(last_round and new_state and saved is None)
         numbers = {"steps": result.steps, "loss": float(result.loss), "state_lost": int(state_lost)}
-        return self._reply(report, numbers)
+        return self._reply(self._protect(report), numbers)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Measure the model on this site's test examples: the sum of the losses, and how many targets are correct."""
@@ -168,6 +199,8 @@ class Site:
         data = self.task.data
         if not has_test_examples(data):
             return self._reply({}, {"loss": 0.0, "correct": 0, "labelled": 0, "examples": 0})
+        if self.policy is not None:
+            self.policy.check_test_examples(len(data.test))
         evaluator = Evaluator(replace(self.task, module=self.flat_model.module), self.spec.model.buffers == "local")
         evaluator.load_weights(received["theta"], buffers)
         sums = sum(map(evaluator.measure, range(evaluator.parts)), torch.zeros(evaluator.sums))
@@ -183,6 +216,17 @@ class Site:
         """Move what the server sent to this site's device; return the algorithm's tensors and the model's buffers."""
         received = to_device(tensors, self.device)
         return received, received.pop(BUFFERS, None)
+
+    def _count_report(self) -> None:
+        if self.policy is not None:
+            with coded("state"):
+                count_report(self.state_folder, self.policy.max_reports)
+
+    def _protect(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the report with the clipping and the noise of the site's policy."""
+        if self.policy is None or self.policy.clip_norm is None:
+            return report
+        return clip_and_add_noise(report, self.policy.clip_norm, self.policy.noise)
 
     def _reply(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> RecordDict:
         origin = ConfigRecord({"training": self.request["training"], "round": self.request["round"]})

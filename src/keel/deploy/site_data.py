@@ -71,6 +71,18 @@ def has_test_examples(data: FederatedData) -> bool:
     return data.name != WITHOUT_TEST
 
 
+def check_labels(data: FederatedData) -> None:
+    """Check that every label is a class of the model. A negative label is padding, but only in sequences."""
+    for field, part in ("labels", data.train), ("test_labels", data.test):
+        if not data.classes or part.targets.is_floating_point():
+            continue
+        lowest, highest = (int(value) for value in torch.aminmax(part.targets))
+        if highest >= data.classes or (lowest < 0 and part.targets.dim() == 1):
+            raise KeelError(
+                f"data.{field} must be from 0 to {data.classes - 1}, the model's outputs (got {lowest} to {highest})"
+            )
+
+
 def to_examples(arrays: Arrays, field: str) -> Examples:
     """Check a pair of arrays and convert it. Errors start with `field`, such as "data.test_"."""
     inputs, labels = (value.numpy() if isinstance(value, Tensor) else np.asarray(value) for value in arrays)

@@ -1,0 +1,134 @@
+"""Approval of code: a site runs only the app that somebody at the site has read and approved.
+
+The hash of an app covers the path and the content of each file in its bundle, and nothing else. Two machines whose zip
+libraries compress differently therefore compute the same hash from the same folder.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import unified_diff
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from keel.errors import KeelError
+
+BUNDLE, PIN, REFUSED = "approved.fab", "approved.json", "refused.fab"
+"""Files of the approval folder: the approved app, its hash, and the last app that was refused."""
+MANIFEST = ".info/CONTENT"
+"""Flower's list of the files in a bundle. It is not installed."""
+MAX_FILES, MAX_BYTES = 10_000, 2**28
+SAFE_PATH = re.compile(r"(?!\.{0,2}/)[^\\\0\n]+")
+
+
+@dataclass(frozen=True)
+class App:
+    """The files of an app by their path."""
+
+    files: dict[str, bytes]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the paths and contents of all files."""
+        lines = [f"{sha256(content).hexdigest()} {path}\n" for path, content in sorted(self.files.items())]
+        return sha256("".join(lines).encode()).hexdigest()
+
+    def diff(self, other: "App") -> str:
+        """Return the changes from `other` to this app, as a unified diff."""
+        parts: list[str] = []
+        for path in sorted(self.files.keys() | other.files.keys()):
+            old, new = (app.files.get(path, b"").decode(errors="backslashreplace") for app in (other, self))
+            parts += unified_diff(old.splitlines(), new.splitlines(), f"approved/{path}", f"new/{path}", lineterm="")
+        return "\n".join(parts)
+
+
+def read_app(bundle: bytes) -> App:
+    """Read the files of an app bundle without writing or running any of them.
+
+    Raises:
+        KeelError: It is not a zip file, or unpacking it could write anything but the listed files.
+    """
+    try:
+        with ZipFile(BytesIO(bundle)) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            folded = {name.lower() for name in names}
+            if len(folded) < len(names) or len(names) > MAX_FILES or sum(e.file_size for e in entries) > MAX_BYTES:
+                raise KeelError("the app bundle has files of the same name, or too many or too large files")
+            for name in names:
+                if not SAFE_PATH.fullmatch(name) or ".." in name.split("/") or name.endswith("/"):
+                    raise KeelError(f"the app bundle has a file outside of its folder (got {name!r})")
+            return App({name: archive.read(name) for name in names if name != MANIFEST})
+    except (BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError) as error:
+        raise KeelError(f"the app bundle is not a zip file that can be read ({type(error).__name__})") from None
+
+
+class Approval:
+    """The approved app of a site. Only the owner can read the folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def hash(self) -> str:
+        """Return the hash of the approved app.
+
+        Raises:
+            KeelError: No app is approved, or the file is damaged.
+        """
+        try:
+            text = json.loads((self.folder / PIN).read_text(encoding="utf-8"))["hash"]
+        except FileNotFoundError:
+            raise KeelError(f"no app is approved in {str(self.folder)!r}; run keel deploy approve") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise KeelError(
+                f"{self.folder / PIN} cannot be read ({type(error).__name__}); approve the app again"
+            ) from None
+        if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{64}", text):
+            raise KeelError(f"{self.folder / PIN} has no hash; run keel deploy approve again")
+        return text
+
+    def approved_app(self) -> App | None:
+        """Return the app that was approved last, for a diff; None if there is none."""
+        file = self.folder / BUNDLE
+        return read_app(file.read_bytes()) if file.exists() else None
+
+    def approve(self, bundle: bytes) -> str:
+        """Pin the hash of this bundle, in place of the one before, and return it."""
+        app = read_app(bundle)
+        record = {"hash": app.hash, "time": datetime.now(UTC).isoformat(timespec="seconds"), "files": sorted(app.files)}
+        self._write(BUNDLE, bundle)
+        self._write(PIN, json.dumps(record, indent=2).encode())
+        return app.hash
+
+    def check(self, bundle: bytes) -> str:
+        """Return the hash of a bundle if it is the approved one. A refused bundle is kept, so that it can be read.
+
+        Raises:
+            KeelError: It is another app, no app is approved, or the bundle cannot be read.
+        """
+        found = read_app(bundle).hash
+        try:
+            approved = self.hash()
+            if found == approved:
+                return found
+            reason = f"the approved app is {approved[:12]}"
+        except KeelError as error:
+            reason = str(error)
+        self._write(REFUSED, bundle)
+        raise KeelError(
+            f"app {found[:12]} is refused: {reason}; to read it: keel deploy approve {self.folder / REFUSED}"
+        )
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.folder / f".{name}.new"
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(self.folder / name)

@@ -1,0 +1,68 @@
+"""How a site answers a request: under its policy and its limits, with an audit line, and without the text of errors."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from hashlib import sha256
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from keel.deploy import messages
+from keel.deploy.flower_adapter import error_reply, log
+from keel.deploy.site_audit import record
+from keel.deploy.site_errors import RequestTimeout, reason_of
+from keel.deploy.site_limits import memory_limit, time_limit
+from keel.deploy.site_noise import report_norm
+from keel.deploy.site_policy import APP, Policy, policy_of
+from keel.deploy.site_state import state_folder
+from keel.deploy.versions import installed_versions
+
+Answer = Callable[[ConfigRecord, Message, Mapping[str, Any], Policy | None], RecordDict]
+"""Called with the request's parameters, its message, the node's configuration and the policy."""
+
+
+def answer_message(answer: Answer, message: Message, context: Context) -> Message:
+    """Answer a message of the server. An error leaves the site as `CODE: ExceptionClass`; the log has its text."""
+    node = context.node_config
+    try:
+        policy = policy_of(node)
+        with ExitStack() as limits:
+            if policy is not None:
+                limits.enter_context(time_limit(policy.timeout_seconds))
+                limits.enter_context(memory_limit(policy.max_memory_mb))
+            content = answer(message.content.config_records[messages.REQUEST], message, node, policy)
+        if policy is not None:
+            policy.check_reply(messages.tensor_bytes(content))
+        _audit("answered", message, node, bytes=messages.tensor_bytes(content), norm=_norm(content))
+    except (Exception, RequestTimeout) as error:
+        reason = reason_of(error)
+        log.exception("this site refused or could not answer a request (%s)", reason)
+        try:
+            _audit("refused", message, node, reason=reason)
+        except Exception:
+            log.exception("this site could not write its audit log")
+        return error_reply(reason, message)
+    return Message(content, reply_to=message)
+
+
+def _audit(event: str, message: Message, node: Mapping[str, Any], **fields: Any) -> None:
+    request = message.content.config_records.get(messages.REQUEST, ConfigRecord())
+    record(
+        state_folder(node, f"site-{node.get('site')}"),
+        event,
+        kind=message.metadata.message_type,
+        server_node=str(message.metadata.src_node_id),
+        run=str(message.metadata.run_id),
+        training=messages.one_line(request.get("training", "")),
+        round=messages.one_line(request.get("round", "")),
+        app=str(node.get(APP, "")),
+        settings=sha256(str(request.get("spec", "")).encode()).hexdigest(),
+        versions=installed_versions(),
+        **fields,
+    )
+
+
+def _norm(content: RecordDict) -> float | None:
+    """Return the norm of the report as it leaves; None if there is no report."""
+    tensors = messages.unpack_request(content) if messages.TENSORS in content else {}
+    return report_norm(tensors) if tensors else None

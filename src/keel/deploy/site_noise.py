@@ -1,0 +1,45 @@
+"""Clipping and Gaussian noise that a site applies to its report before it leaves."""
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.algorithms.base import Message
+from keel.core.training_state import BUFFERS
+from keel.deploy.site_errors import PolicyRefusal
+
+
+def report_norm(report: Message) -> float:
+    """Return the Euclidean norm of all tensors of a report together."""
+    return float(sum(torch.linalg.vector_norm(tensor.double()) ** 2 for tensor in report.values()) ** 0.5)
+
+
+def clip_and_add_noise(report: Message, clip_norm: float, noise: float) -> Message:
+    """Scale a report to a norm of at most `clip_norm`, and add noise of standard deviation `noise * clip_norm`.
+
+    The noise comes from the operating system's randomness, which no seed of the server determines.
+
+    Raises:
+        PolicyRefusal: The report has tensors that cannot be clipped: buffers of the model, or integers.
+    """
+    if BUFFERS in report or not all(tensor.is_floating_point() for tensor in report.values()):
+        raise PolicyRefusal("clip_norm", "is set, but the report has buffers or integers, which cannot be clipped")
+    norm = report_norm(report)
+    if not np.isfinite(norm):
+        raise ValueError("the report is not finite")
+    scale = min(1.0, clip_norm / norm) if norm else 1.0
+    clipped = {name: tensor * scale for name, tensor in report.items()}
+    if not noise:
+        return clipped
+    return {name: tensor + noise * clip_norm * gaussian(tensor) for name, tensor in clipped.items()}
+
+
+def gaussian(like: Tensor) -> Tensor:
+    """Return standard normal noise of a tensor's shape and type (Box-Muller on the operating system's bytes)."""
+    pairs = (like.numel() + 1) // 2
+    uniform = (np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)).reshape(2, pairs) + 0.5
+    radius, angle = np.sqrt(-2 * np.log(uniform[0] / 2**53)), 2 * np.pi * uniform[1] / 2**53
+    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: like.numel()]
+    return torch.from_numpy(values).to(like.dtype).view(like.shape)

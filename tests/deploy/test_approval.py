@@ -1,0 +1,225 @@
+"""Approval of code: a node runs only the app whose hash the site has pinned, and fails closed."""
+
+import os
+import stat
+from collections.abc import Callable
+from io import BytesIO, StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import pytest
+
+from keel import KeelError
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from flwr.app import Message, RecordDict
+
+from keel.deploy.approval import App, Approval, read_app
+from keel.deploy.flower_adapter import InProcessGrid, _pull_checked, build_bundle
+from keel.deploy.new import new_federation
+from keel.deploy.node import bundle_check
+from tests.conftest import Called
+from tests.deploy.requests import audit_lines
+
+Keel = Callable[..., Called]
+
+
+def bundle(files: dict[str, bytes | str], compression: int = ZIP_DEFLATED) -> bytes:
+    stream = BytesIO()
+    with ZipFile(stream, "w", compression) as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    new_federation(tmp_path / "study", 3, "fedhbm")
+    return tmp_path / "study"
+
+
+def test_the_hash_depends_on_paths_and_contents_alone() -> None:
+    files: dict[str, bytes | str] = {"a.py": "x = 1\n", "b.py": "y = 2\n", ".info/CONTENT": "list"}
+    first = read_app(bundle(files))
+    assert first.hash == read_app(bundle(dict(reversed(files.items())), ZIP_STORED)).hash
+    assert first.hash != read_app(bundle({**files, "a.py": "x = 2\n"})).hash
+    assert first.hash != read_app(bundle({"a.py": "x = 1\n", "c.py": "y = 2\n"})).hash
+    assert first.hash != read_app(bundle({**files, "c.py": ""})).hash
+    assert App({"a": b"1\n2"}).hash != App({"a": b"1", "b": b"2"}).hash
+
+
+UNSAFE = {
+    "parent": {"../outside.py": ""},
+    "absolute": {"/etc/cron.d/job": ""},
+    "inner parent": {"a/../../outside.py": ""},
+    "same name on another file system": {"a.py": "good", "A.py": "bad"},
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_a_bundle_that_could_write_anything_else_is_refused(case: str) -> None:
+    with pytest.raises(KeelError, match="app bundle"):
+        read_app(bundle(dict(UNSAFE[case])))
+
+
+def test_two_files_of_one_name_are_refused_and_so_is_what_is_not_a_zip_file() -> None:
+    stream = BytesIO()
+    with ZipFile(stream, "w") as archive:
+        archive.writestr("a.py", "good")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a.py", "bad")
+    with pytest.raises(KeelError, match="same name"):
+        read_app(stream.getvalue())
+    with pytest.raises(KeelError, match="not a zip file"):
+        read_app(b"import os")
+
+
+def test_without_a_valid_approval_everything_is_refused(app: Path, tmp_path: Path) -> None:
+    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
+    with pytest.raises(KeelError, match="no app is approved"):
+        approval.check(content)
+    assert approval.approve(content) == approval.check(content)
+    pin = tmp_path / "approved" / "approved.json"
+    for damaged in "", "{}", '{"hash": 1}', '{"hash": ""}':
+        pin.write_text(damaged)
+        with pytest.raises(KeelError, match="is refused"):
+            approval.check(content)
+
+
+def test_the_files_of_an_approval_are_private(app: Path, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Approval(tmp_path / "approved").approve(build_bundle(app))
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "approved").iterdir()}
+    assert modes == {"approved.fab": 0o600, "approved.json": 0o600}
+    assert stat.S_IMODE((tmp_path / "approved").stat().st_mode) == 0o700
+
+
+def test_the_command_shows_files_and_differences_and_asks(
+    keel: Keel, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = keel("deploy", "approve", str(app), "--yes")
+    assert first.code == 0, first.err
+    assert "study/task.py" in first.out
+    assert "def site_data(node):" in first.out, "the first approval shows the code itself"
+    assert "site.toml" not in first.out, "the policy is no part of the app"
+    task = app / "study" / "task.py"
+    task.write_text(task.read_text().replace("nn.ReLU()", "nn.Tanh()"))
+    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
+    declined = keel("deploy", "approve", str(app))
+    assert declined.code == 2
+    assert "the app is not approved" in declined.err
+    approval = Approval(tmp_path / "approved")
+    with pytest.raises(KeelError, match="is refused"):
+        approval.check(build_bundle(app))
+    refused = tmp_path / "approved" / "refused.fab"
+    monkeypatch.setattr("sys.stdin", StringIO("y\n"))
+    second = keel("deploy", "approve", str(refused))
+    assert second.code == 0, second.err
+    changed = [line for line in second.out.splitlines() if line.startswith(("-  ", "+  "))]
+    assert [line[0] for line in changed] == ["-", "+"]
+    assert "nn.Tanh()" in changed[1]
+    approval.check(build_bundle(app))
+
+
+class NodeState(SimpleNamespace):
+    """What the check reads of Flower's state of a node."""
+
+    def get_run(self, run_id: int) -> Any:
+        return self.runs.get(run_id)
+
+    def get_fab(self, fab_hash: str) -> Any:
+        return self.bundles.get(fab_hash)
+
+
+def pull_as_flower_does(**parts: Any) -> int:
+    """The order of Flower's calls; it records what Flower would install."""
+    message, _ = parts["receive"]()
+    state, run_id = parts["state"], message.metadata.run_id
+    if state.get_run(run_id) is None:
+        run = parts["get_run"](run_id)
+        state.bundles[run.fab_hash] = parts["get_fab"](run.fab_hash, run_id)
+        state.runs[run_id] = run
+    state.installed.append(parts["node_config"])
+    return int(run_id)
+
+
+def offer(check: Any, content: bytes, state: NodeState, **run: Any) -> list[str]:
+    """Offer a run with this bundle to a node; return the reasons of its error replies."""
+    from hashlib import sha256
+
+    InProcessGrid(None, [])  # type: ignore[arg-type]  # it sets the identity that messages need
+    digest = sha256(content).hexdigest()
+    described = {"fab_id": "study/study", "fab_version": "1.0.0", "fab_hash": digest, "primary_task_type": "", **run}
+    message = Message(RecordDict(), 1, "query", ttl=1.0)
+    replies: list[str] = []
+    parts = {
+        "state": state,
+        "object_store": None,
+        "node_config": {"site": 0},
+        "receive": lambda: (message, None),
+        "get_run": lambda run_id: SimpleNamespace(**described),
+        "get_fab": lambda fab_hash, run_id: SimpleNamespace(content=content, hash_str=run.get("hash_str", digest)),
+    }
+    _pull_checked(pull_as_flower_does, lambda reply, *_: replies.append(reply.error.reason), check, parts)
+    return replies
+
+
+def test_a_node_checks_every_message_and_passes_hash_and_policy_to_the_app(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
+    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    state = NodeState(runs={}, bundles={}, installed=[])
+    assert offer(check, content, state) == ["approval: AppNotApproved"]
+    assert state.installed == []
+    digest = approval.approve(content)
+    assert offer(check, content, state) == []
+    assert state.installed == [{"site": 0, "app": digest, "policy": str(tmp_path / "site.toml")}]
+    (tmp_path / "approved" / "approved.json").unlink()
+    assert offer(check, content, state) == ["approval: AppNotApproved"], "also for a run that it knows"
+    assert [line["event"] for line in audit_lines(tmp_path / "state")] == ["refused", "refused"]
+
+
+WRONG = {
+    "the name of another app": {"fab_id": "other/app"},
+    "another version": {"fab_version": "2.0.0"},
+    "the hash of another bundle": {"fab_hash": "0" * 64},
+    "another hash with the bundle": {"hash_str": "0" * 64},
+    "another program": {"primary_task_type": "flwr-agentapp"},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_approved_bundle_does_not_open_the_door_to_an_installed_app(
+    case: str, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
+    approval.approve(content)
+    state = NodeState(runs={}, bundles={}, installed=[])
+    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    assert offer(check, content, state, **WRONG[case]) == ["approval: WrongBundle"]
+    assert state.installed == []
+
+
+def test_an_app_that_is_installed_already_is_removed_before_it_is_installed_again(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower does not install over an existing folder, whose files may have been changed."""
+    from flwr.cli.install import install_from_fab
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
+    approval.approve(content)
+    installed = install_from_fab(content, skip_prompt=True)
+    (installed / "study" / "client.py").write_text("changed")
+    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    assert offer(check, content, NodeState(runs={}, bundles={}, installed=[])) == []
+    assert not installed.exists()

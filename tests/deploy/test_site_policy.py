@@ -1,0 +1,161 @@
+"""The policy of a site: what it refuses, before it loads any data, and that it fails closed."""
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from keel import KeelError
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from keel.deploy import messages
+from keel.deploy.new import new_federation
+from keel.deploy.site_policy import read_policy
+from tests.deploy.policies import policy_text, write_policy
+from tests.deploy.requests import ask, audit_lines, node_with
+
+ROW = torch.tensor([1.5, -2.25, 19480312.0, 0.125])
+"""The private row: the first of the site's examples."""
+INPUTS = torch.cat([ROW[None], torch.randn(31, 4, generator=torch.Generator().manual_seed(0))])
+LABELS = torch.arange(32) % 2
+THETA = torch.zeros(10)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+class Data:
+    """A loader that counts its calls."""
+
+    def __init__(self, examples: int = 32, test: int = 0):
+        self.examples, self.test, self.loads = examples, test, 0
+
+    def __call__(self, node: Any) -> Any:
+        self.loads += 1
+        train = INPUTS[: self.examples], LABELS[: self.examples]
+        return (train, (INPUTS[: self.test], LABELS[: self.test])) if self.test else train
+
+
+def report_of(reply: Any) -> torch.Tensor:
+    (report,) = messages.unpack_request(reply.content).values()
+    return report
+
+
+def test_without_a_policy_one_step_on_one_example_reveals_the_row(tmp_path: Path) -> None:
+    node = {"policy": "", "state-dir": str(tmp_path)}
+    reply = ask("train", linear, Data(examples=1), node, THETA, local__steps=1, local__batch=1)
+    weight, bias = report_of(reply)[:8].view(2, 4), report_of(reply)[8:]
+    assert torch.allclose(weight[0] / bias[0], ROW, rtol=1e-5)
+
+
+def test_the_default_policy_refuses_that_request_before_the_data_are_loaded(tmp_path: Path) -> None:
+    new_federation(tmp_path / "study", 3, "fedavg")
+    data, node = Data(), node_with(tmp_path / "study" / "site.toml", tmp_path / "state")
+    for settings, field in ({"local__batch": 1}, "min_batch"), ({"local__batch": 16}, "min_steps"):
+        reply = ask("train", linear, data, node, THETA, study="study", local__steps=1, **settings)
+        assert reply.error.reason == f"policy:{field}: PolicyRefusal"
+    assert data.loads == 0
+    reply = ask("train", linear, data, node, THETA, study="study", local__steps=2, local__batch=8, rounds=20)
+    assert not reply.has_error()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an algorithm": ({"algorithms": ["fedhbm"]}, {}, "algorithms"),
+    "an import": ({}, {"local__loss": "antigravity:loss"}, "references"),
+    "a study": ({"study": "other"}, {}, "study"),
+    "an expired policy": ({"expires": date(2020, 1, 1)}, {}, "expires"),
+    "a small minibatch": ({"min_batch": 8}, {"local__batch": 7}, "min_batch"),
+    "few steps": ({"min_steps": 3}, {"local__steps": 2}, "min_steps"),
+    "many rounds": ({"max_rounds": 10}, {"rounds": 11}, "max_rounds"),
+    "a learning rate": ({"max_lr": 0.5}, {"local__lr": 0.6}, "max_lr"),
+    "an unknown field": ({"min_bach": 8}, {}, "file"),
+    "a missing field": ({"min_batch": None}, {}, "file"),
+    "a wrong type": ({"min_batch": "8"}, {}, "file"),
+    "noise without clip_norm": ({"noise": 1.0}, {}, "file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_request_is_refused_before_the_data_are_loaded(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, settings, field = REFUSED[case]
+    data, node = Data(), node_with(write_policy(tmp_path, **policy), tmp_path / "state")
+    reply = ask("train", linear, data, node, THETA, **{"local__steps": 2, "rounds": 10, **settings})
+    assert reply.error.reason == f"policy:{field}: PolicyRefusal"
+    assert data.loads == 0
+    assert f"site.toml: {field}: " in caplog.text
+    (line,) = audit_lines(tmp_path / "state")
+    assert (line["event"], line["reason"]) == ("refused", f"policy:{field}: PolicyRefusal")
+
+
+def test_an_object_that_the_policy_lists_may_be_named(tmp_path: Path) -> None:
+    name = "torch.nn.functional:cross_entropy"
+    node = node_with(write_policy(tmp_path, references=[name]), tmp_path / "state")
+    reply = ask("train", linear, Data(), node, THETA, local__steps=2, local__loss=name)
+    assert "policy" not in (reply.error.reason if reply.has_error() else "")
+
+
+@pytest.mark.parametrize("kind", ["query", "train"])
+def test_a_site_with_few_examples_does_not_take_part(kind: str, tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, min_examples=20), tmp_path / "state")
+    assert ask(kind, linear, Data(19), node, THETA, local__steps=2).error.reason == "policy:min_examples: PolicyRefusal"
+    assert not ask(kind, linear, Data(20), node, THETA, local__steps=2).has_error()
+
+
+def test_the_steps_of_epochs_and_minibatches_larger_than_the_data_count(tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, min_steps=2, min_batch=8), tmp_path / "state")
+    one_step = ask("train", linear, Data(), node, THETA, local__epochs=1, local__batch=32)
+    assert one_step.error.reason == "policy:min_steps: PolicyRefusal"
+    few = ask("train", linear, Data(7), node, THETA, local__epochs=2, local__batch=32)
+    assert few.error.reason == "policy:min_batch: PolicyRefusal"
+
+
+def test_evaluation_can_be_forbidden_and_needs_enough_test_examples(tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, evaluation=False), tmp_path / "state")
+    data = Data(test=9)
+    assert ask("evaluate", linear, data, node, THETA, local__steps=2).error.reason == "policy:evaluation: PolicyRefusal"
+    assert data.loads == 0
+    write_policy(tmp_path, min_test_examples=10)
+    reply = ask("evaluate", linear, data, node, THETA, local__steps=2)
+    assert reply.error.reason == "policy:min_test_examples: PolicyRefusal"
+    assert not ask("evaluate", linear, Data(test=10), node, THETA, local__steps=2).has_error()
+
+
+def test_reports_are_counted_over_all_requests(tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, max_reports=2), tmp_path / "state")
+    replies = [ask("train", linear, Data(), node, THETA, local__steps=2) for _ in range(3)]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert replies[2].error.reason == "policy:max_reports: PolicyRefusal"
+
+
+def test_a_reply_that_is_too_large_does_not_leave(tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, max_reply_mb=39 / 2**20), tmp_path / "state")
+    assert (
+        ask("train", linear, Data(), node, THETA, local__steps=2).error.reason == "policy:max_reply_mb: PolicyRefusal"
+    )
+    write_policy(tmp_path, max_reply_mb=40 / 2**20)
+    assert not ask("train", linear, Data(), node, THETA, local__steps=2).has_error()
+
+
+@pytest.mark.parametrize("value", [None, 0, "missing.toml"])
+def test_a_node_without_a_policy_answers_nothing(value: Any, tmp_path: Path) -> None:
+    data, node = Data(), {"policy": value, "state-dir": str(tmp_path / "state")}
+    assert ask("query", linear, data, node, THETA, local__steps=2).error.reason == "policy:file: PolicyRefusal"
+    assert data.loads == 0
+
+
+def test_the_error_of_a_policy_names_the_file_and_the_field(tmp_path: Path) -> None:
+    file = write_policy(tmp_path, min_batch=0)
+    with pytest.raises(KeelError, match=r"site.toml'?: min_batch must be greater than or equal to 1 \(got 0\)"):
+        read_policy(file)
+    file.write_text("study =")
+    with pytest.raises(KeelError, match="is not a TOML file"):
+        read_policy(file)
+    file.write_text(policy_text())
+    assert read_policy(file).timeout_seconds == 600.0
