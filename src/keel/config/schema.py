@@ -1,6 +1,7 @@
 """The schema of a spec: every table and field of an experiment, with its type and its checks."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -19,7 +20,7 @@ from pydantic import (
 from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.network import Network
-from keel.core.choices import Autocast, BufferPolicy, Layout, Precision
+from keel.core.choices import Autocast, BufferPolicy, Clip, Layout, Precision
 from keel.core.optimizer_names import OptimizerState, check_optimizer
 from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
@@ -172,12 +173,22 @@ class LocalSpec(_Table):
         return self
 
 
+def _checked_clip(value: Any) -> Any:
+    """The clipping of reports; false, which TOML has for None, switches it off."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+    if value is not None and value is not False and value != "adaptive" and not number:
+        raise ValueError(f"must be a positive number, 'adaptive' or false (got {value!r})")
+    return None if value is False else value
+
+
 class ServerSpec(_Table):
     lr: Positive = 1.0
     schedule: Schedule = "constant"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.998
     warmup: Annotated[int, Field(ge=0)] = 0
     weighting: Literal["examples", "uniform"] = "examples"
+    largest_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    clip: Annotated[Clip | None, BeforeValidator(_checked_clip)] = None
 
 
 class ParticipationSpec(_Table):

@@ -13,3 +13,6 @@ Autocast = Literal["float32", "bf16"]
 
 Layout = Literal["contiguous", "channels_last"]
 """The memory format of image tensors, as in PyTorch: channel by channel, or pixel by pixel."""
+
+Clip = float | Literal["adaptive"]
+"""The largest Euclidean norm of a tensor that a client reports, or how it is learned, see `clipping.py`."""

@@ -15,9 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from keel.algorithms.base import ClientState, Message, Report, State
-from keel.core.choices import Precision
+from keel.core.choices import Clip, Precision
 from keel.core.client import LocalTraining
 from keel.core.client_state import ClientStates, within_budget
+from keel.core.clipping import RoundClipping
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
@@ -48,6 +49,10 @@ class LoopSettings:
     evaluated: Callable[[int], bool]
     """Whether the model is evaluated after round t."""
     weighting: Literal["examples", "uniform"] = "examples"
+    largest_weight: float = 1.0
+    """The largest weight of a client in a mean."""
+    clip: Clip | None = None
+    """The largest norm of a report, or how it is learned; None if reports are not clipped."""
     local_buffers: bool = False
     """Whether each client keeps the buffers that training changes."""
     server_ram: float = 4e9
@@ -80,6 +85,7 @@ class Loop:
             settings.local_lr,
             settings.server_lr,
             tuple(model.sizes),
+            settings.largest_weight,
         )
         self.initial, self.initial_buffers = model.weights, model.buffers()
 
@@ -138,24 +144,25 @@ class Loop:
     def _round(self, state: TrainingState, observers: Sequence[Observer]) -> Record:
         """One round before its evaluation, as in the paper's listing. `state` becomes that after the round."""
         algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
-        work = self._broadcast(state, observers)
+        work, clipping = self._broadcast(state, observers), self._clipping(state)
         if algorithm.probes:
-            work, server = self._probe(work, server, dropped, observers)
+            work, server = self._probe(work, server, dropped, observers, clipping)
         work, results = self._replies(work, self.engine.train(work), dropped)
         weights = self.participation.weights(work.cohort)
-        collector = ReportCollector(state, work, weights, not self.settings.local_buffers)
+        collector = ReportCollector(state, work, weights, not self.settings.local_buffers, clipping)
         reports = collector.reports(results, observers)
         server = self._checked(algorithm.aggregate(server, reports, work.ctx))
         for _ in reports:  # an algorithm may not need all of them; the clients took part all the same
             pass
         event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
-        record = make_record(event, dropped, collector.losses, observers)
+        record = make_record(event, dropped, collector.losses, observers, clipping)
         state.round, state.server = (
             work.ctx.round,
             within_budget(server, state.server, self.settings.server_ram, state.clients.path),
         )
         state.clients.commit()
         state.buffers = state.buffers if collector.mean_buffers is None else collector.mean_buffers
+        state.norms = {} if clipping is None else clipping.recorded
         return record
 
     def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
@@ -174,19 +181,33 @@ class Loop:
         states, buffers = self.client_inputs(cohort, state)
         return RoundWork(cohort, received, states, ctx, buffers)
 
+    def _clipping(self, state: TrainingState) -> RoundClipping | None:
+        """What clips the messages of the next round; None if they are not clipped."""
+        if self.settings.clip is None:
+            return None
+        return RoundClipping(self.settings.clip, state.round + 1, len(self.participation.sizes), state.norms)
+
     def _probe(
-        self, work: RoundWork, server: State, dropped: dict[int, Dropped], observers: Sequence[Observer]
+        self,
+        work: RoundWork,
+        server: State,
+        dropped: dict[int, Dropped],
+        observers: Sequence[Observer],
+        clipping: RoundClipping | None,
     ) -> tuple[RoundWork, State]:
         """The first phase: the cohort sends full gradients at the server's model, and receives a second message."""
 
-        def received() -> Iterator[Report]:
-            for message, weight in zip(probes, self.participation.weights(work.cohort), strict=True):
+        def received() -> Iterator[Message]:
+            for message in probes:
                 for observer in observers:
                     observer.message_received(message)
-                yield Report(message, weight, steps=0)
+                yield message
 
         work, probes = self._replies(work, self.engine.probe(work), dropped)
-        server, message = self.algorithm.absorb(server, received(), work.ctx)
+        messages = received() if clipping is None else clipping.probes(work.cohort.tolist(), received())
+        weights = self.participation.weights(work.cohort)
+        reports = (Report(message, weight, steps=0) for message, weight in zip(messages, weights, strict=True))
+        server, message = self.algorithm.absorb(server, reports, work.ctx)
         _sent(message, work.cohort, observers)
         return replace(work, received={**work.received, **message}), server
 

@@ -19,6 +19,7 @@ import torch
 
 from keel.algorithms.base import Message, State
 from keel.core.client import ClientResult
+from keel.core.clipping import RoundClipping
 from keel.core.engine import Dropped, RoundWork
 from keel.core.records import Record
 from keel.errors import KeelError
@@ -119,13 +120,21 @@ def finite(value: float) -> float | None:
 
 
 def make_record(
-    event: RoundEnd, dropped: dict[int, Dropped], losses: list[float], observers: Sequence[Observer]
+    event: RoundEnd,
+    dropped: dict[int, Dropped],
+    losses: list[float],
+    observers: Sequence[Observer],
+    clipping: RoundClipping | None = None,
 ) -> Record:
     """The round's record with what the observers measured, marked as diverged if the model is not finite."""
     work = event.work
     record: Record = {"round": work.ctx.round, "cohort": work.cohort.tolist(), "lr": work.ctx.lr}
     if dropped:
         record["dropped"] = {str(client): reply.reason for client, reply in dropped.items()}
+    if clipping is not None:
+        record["norms"] = {str(client): finite(norm) for client, norm in clipping.norms.items()}
+        if clipping.clipped:
+            record["clipped"] = [client for client in record["cohort"] if client in clipping.clipped]
     record["train_loss"] = finite(float(np.mean(losses)))
     for observer in observers:
         _add_fields(record, observer, event)

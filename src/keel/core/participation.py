@@ -10,6 +10,7 @@ from keel.algorithms.base import Context
 from keel.core.examples import Partition
 from keel.core.sampling import Sampler
 from keel.core.schedules import LearningRate
+from keel.core.weights import capped
 from keel.errors import KeelError
 
 
@@ -25,6 +26,8 @@ class Participation:
     server_lr: LearningRate
     sizes: tuple[int, ...] = ()
     """The number of elements of each of the model's parameter tensors."""
+    largest_weight: float = 1.0
+    """The cap on a client's share in the mean."""
 
     def __post_init__(self) -> None:
         if self.sampler.clients != self.partition.clients:
@@ -53,11 +56,11 @@ class Participation:
         return self._ordered(cohort)
 
     def weights(self, cohort: np.ndarray) -> list[float]:
-        """Each client's share in the mean; they sum to one."""
+        """Each client's share in the mean; they sum to one, and none exceeds the cap unless the cohort is too small."""
         if self.weighting == "uniform":
             return [1 / len(cohort)] * len(cohort)
         sizes = self.partition.sizes_of(cohort)
-        return (sizes / sizes.sum()).tolist()
+        return capped((sizes / sizes.sum()).tolist(), self.largest_weight)
 
     def context(self, t: int, cohort: np.ndarray) -> Context:
         share = len(cohort) / self.sampler.clients

@@ -113,6 +113,10 @@ class Record(TypedDict, total=False):
     bytes_up: int
     dropped: dict[str, str]
     """Clients that did not answer or whose reply was rejected, with the reason."""
+    norms: dict[str, float | None]
+    """With `server.clip`: the Euclidean norm of each client's report before clipping, over its large tensors."""
+    clipped: list[int]
+    """The clients whose report, probe or buffers were clipped; missing if there are none."""
     train_loss: float | None
     diverged: bool
     drift: float | None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from keel.algorithms.base import ClientState, Report
 from keel.core.client import ClientResult
+from keel.core.clipping import RoundClipping
 from keel.core.engine import LazySequence, RoundWork
 from keel.core.observers import Observer
 from keel.core.training_state import BUFFERS, TrainingState
@@ -37,20 +38,40 @@ def client_inputs(
 
 
 class ReportCollector:
-    """Collects the clients' results in the order of the cohort: stages states, averages buffers, notifies observers."""
+    """Collects the clients' results in the order of the cohort: stages states, averages buffers, notifies observers.
 
-    def __init__(self, state: TrainingState, work: RoundWork, weights: Sequence[float], averages_buffers: bool):
-        self.state, self.work, self.weights = state, work, weights
+    With clipping, all results are read before the first report. Observers see the messages as they were sent.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        work: RoundWork,
+        weights: Sequence[float],
+        averages_buffers: bool,
+        clipping: RoundClipping | None = None,
+    ):
+        self.state, self.work, self.weights, self.clipping = state, work, weights, clipping
         self.mean_buffers = torch.zeros_like(state.buffers) if averages_buffers and state.buffers is not None else None
         self.losses: list[float] = []
 
     def reports(self, results: Iterable[ClientResult], observers: Sequence[Observer]) -> Iterator[Report]:
+        received = self._received(results, observers)
+        if self.clipping is not None:
+            sent_buffers = None if self.mean_buffers is None else self.state.buffers
+            received = self.clipping.results(self.work.cohort.tolist(), received, sent_buffers)
+        for weight, result in zip(self.weights, received, strict=True):
+            if self.mean_buffers is not None and result.buffers is not None:
+                self.mean_buffers.add_(result.buffers, alpha=weight)
+            yield Report(result.message, weight, result.steps)
+
+    def _received(self, results: Iterable[ClientResult], observers: Sequence[Observer]) -> Iterator[ClientResult]:
+        """Yield each result once its client state is staged and the observers have seen it."""
         watchers = [each for each in observers if type(each).client_reported is not Observer.client_reported]
         for client, weight, result in zip(self.work.cohort.tolist(), self.weights, results, strict=True):
             message, client_state = result.message, dict(result.state)
             if self.mean_buffers is not None and result.buffers is not None:
                 message = {**message, BUFFERS: result.buffers}
-                self.mean_buffers.add_(result.buffers, alpha=weight)
             elif result.buffers is not None:
                 client_state[BUFFERS] = result.buffers
             if client_state:
@@ -62,4 +83,4 @@ class ReportCollector:
                 result = replace(result, state={name: value.clone() for name, value in result.state.items()})
             for observer in watchers:
                 observer.client_reported(client, weight, result)
-            yield Report(result.message, weight, result.steps)
+            yield result

@@ -16,7 +16,8 @@ class TrainingState:
     """All that is needed to continue: the last finished round, the server state and the client states.
 
     `buffers` are the model's averaged ones. A client that keeps its buffers local has them in its state, under BUFFERS.
-    `observed` are tensors that observers keep between rounds.
+    `observed` are tensors that observers keep between rounds. `norms` are the recorded norms of the reports of the last
+    rounds, from which an adaptive clipping threshold is learned.
     """
 
     round: int
@@ -24,3 +25,4 @@ class TrainingState:
     clients: ClientStates = field(default_factory=ClientStates)
     buffers: Tensor | None = None
     observed: dict[str, Tensor] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)

@@ -44,28 +44,41 @@ class Members:
 
 
 def find_training(spec: Spec, path: Path) -> RunFolder | None:
-    """Return the run at `path` if there is one. A run of the same spec with fewer rounds gets the rounds of `spec`."""
-    if path.exists() and (folder := RunFolder.open(path)).spec.rounds < spec.rounds:
-        with folder.locked():
-            _extend(folder, spec)
+    """Return the run at `path` if there is one.
+
+    A run of the same spec with fewer rounds gets the rounds of `spec`. It gets its `server.largest_weight` too, whose
+    default depends on the number of sites.
+    """
+    if path.exists():
+        folder = RunFolder.open(path)
+        before = folder.spec
+        if before.rounds <= spec.rounds and before != spec and _unchanging(before) == _unchanging(spec):
+            with folder.locked():
+                _change(folder, before, spec)
     return find_run(spec, path)
 
 
-def _extend(folder: RunFolder, spec: Spec) -> None:
-    before, summary = folder.spec, folder.summary
-    if _without_rounds(before) != _without_rounds(spec) or (summary is not None and summary["status"] == "diverged"):
-        return
-    if {before.local.schedule, before.server.schedule} & {"cosine", "linear"}:
-        log.warning("the learning rate depends on the number of rounds: it rises again after round %d", before.rounds)
-    log.info("%s: %d rounds instead of %d", folder.path, spec.rounds, before.rounds)
-    folder.summary_file.unlink(missing_ok=True)  # first: without it the next flwr run extends the run again
+def _change(folder: RunFolder, before: Spec, spec: Spec) -> None:
+    summary = folder.summary
+    if before.server.largest_weight != spec.server.largest_weight:
+        change = before.server.largest_weight, spec.server.largest_weight
+        log.info("%s: server.largest_weight was %g and is now %g", folder.path, *change)
+    if before.rounds < spec.rounds:
+        if summary is not None and summary["status"] == "diverged":
+            return
+        if {before.local.schedule, before.server.schedule} & {"cosine", "linear"}:
+            log.warning("the learning rate depends on the number of rounds: it changes after round %d", before.rounds)
+        log.info("%s: %d rounds instead of %d", folder.path, spec.rounds, before.rounds)
+        folder.summary_file.unlink(missing_ok=True)  # first: without it the next flwr run extends the run again
     write_atomic(folder.path / "spec.toml", [spec.to_toml().encode()])
 
 
-def _without_rounds(spec: Spec) -> dict[str, Any]:
+def _unchanging(spec: Spec) -> dict[str, Any]:
+    """Return what two specs of one training must have in common: all but the rounds and the largest weight."""
     identity = dict(spec.identity)
     evaluation = {name: value for name, value in identity["evaluation"].items() if name != "last"}
-    return {**identity, "rounds": None, "evaluation": evaluation}
+    server = {name: value for name, value in identity["server"].items() if name != "largest_weight"}
+    return {**identity, "rounds": None, "evaluation": evaluation, "server": server}
 
 
 def check_left(left: frozenset[int], recorded: Sequence[Description]) -> None:

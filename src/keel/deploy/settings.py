@@ -63,6 +63,8 @@ RENAMED = {
     "rebind": "allow_new_keys",
 }
 """Deprecated names of the fields of `federation`."""
+LARGEST_WEIGHT = 0.5
+"""The default of `server.largest_weight` with at least three sites."""
 FLOATS = ("timeout_seconds", "wait_seconds", "max_norm")
 """Fields for which an integer is accepted too."""
 
@@ -77,7 +79,12 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
     for key, value in config.items():
         put(table, key, value)
     federation = _read_federation(table.pop("federation", {}))
-    return _read_spec(table), federation
+    return _read_spec(table, federation.sites), federation
+
+
+def bounds(sites: int) -> dict[str, Any]:
+    """The defaults of `server` that bound the influence of one of so many sites."""
+    return {"clip": "adaptive", "largest_weight": LARGEST_WEIGHT if sites >= 3 else 1.0}
 
 
 def _read_federation(table: Mapping[str, Any]) -> Federation:
@@ -98,7 +105,7 @@ def _read_federation(table: Mapping[str, Any]) -> Federation:
         raise KeelError(f"federation.{text}") from None
 
 
-def _read_spec(table: dict[str, Any]) -> Spec:
+def _read_spec(table: dict[str, Any], sites: int) -> Spec:
     for section in "data", "model":
         if "name" in table.get(section, {}):
             raise KeelError(f"{section}.name must not be set (got {table[section]['name']!r}): the app defines it")
@@ -109,6 +116,7 @@ def _read_spec(table: dict[str, Any]) -> Spec:
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}
+    table["server"] = {**bounds(sites), **table.get("server", {})}
     for field in table.get("engine", {}):
         if field != "device":
             raise KeelError(

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keel.config.overrides import flatten
-from keel.config.schema import Spec
+from keel.config.schema import ServerSpec, Spec
 from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
+
+ADDED_TO_SERVER = {"largest_weight": ServerSpec.model_fields["largest_weight"].default}
+"""Fields of `server` that were added after results were stored, with their defaults."""
 
 
 class Results(Protocol):
@@ -56,9 +59,15 @@ class RunIndex:
 
 def experiment_key(spec: Spec) -> str:
     """Return a text that is equal for equal experiments."""
-    return json.dumps(spec.experiment, sort_keys=True)
+    return json.dumps(_without_added(spec.experiment), sort_keys=True)
 
 
 def spec_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields of a spec by dotted name, without the seed and the trackers."""
-    return flatten(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"}))
+    return flatten(_without_added(spec.model_dump(exclude_none=True, exclude={"seed", "tracking"})))
+
+
+def _without_added(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of a spec without the fields that stored results lack, if they have their defaults."""
+    server = {k: v for k, v in table["server"].items() if ADDED_TO_SERVER.get(k) != v}
+    return {**table, "server": server}

@@ -215,6 +215,8 @@ def _loop_settings(spec: Spec) -> LoopSettings:
         server_lr=learning_rate(spec.server),
         evaluated=lambda round: spec.evaluation.due(round, spec.rounds),
         weighting=spec.server.weighting,
+        largest_weight=spec.server.largest_weight,
+        clip=spec.server.clip,
         local_buffers=spec.model.buffers == "local",
         server_ram=spec.memory.ram_gb * 1e9,
         state_precision=spec.memory.precision,

@@ -46,6 +46,7 @@ def save_checkpoint(file: Path, state: TrainingState) -> None:
     tensors = {f"server/{name}": tensor for name, tensor in state.server.items()}
     tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in clients.items()}
     tensors |= {f"observed/{name}": tensor for name, tensor in state.observed.items()}
+    tensors |= {f"norms/{name}": tensor for name, tensor in state.norms.items()}
     if state.buffers is not None:
         tensors[BUFFERS] = state.buffers
     metadata = {"format": FORMAT, "round": str(state.round), "signature": signature}
@@ -66,6 +67,8 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
             state.server[name] = tensors[key]
         elif kind == "observed":
             state.observed[name] = tensors[key]
+        elif kind == "norms":
+            state.norms[name] = tensors[key]
         elif kind == "buffers":
             state.buffers = tensors[key]
     state.clients.restore(tensors["clients/clients"].numpy(), tensors["clients/rows"].numpy(), metadata["signature"])

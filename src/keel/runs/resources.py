@@ -10,13 +10,14 @@ from shutil import disk_usage
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from keel.algorithms import step_vectors
+from keel.algorithms import messages_of, step_vectors
 from keel.core.choices import Precision
 from keel.core.client_state import row_bytes, signature_of
 from keel.core.client_state import stored as stored_state
 from keel.core.copies import sharing_frozen
 from keel.core.engine import RoundSize, one_client_footprint
 from keel.core.loop import Loop
+from keel.core.observers import size_in_bytes
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS
@@ -77,6 +78,7 @@ def footprint_of(training: Training) -> Footprint:
     disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
     disk += spec.rounds * (ROUND_LINES + 8 * cohort) + model_record(training).size
     ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
+    ram += _held_reports(training)
     return Footprint(disk, ram, clients if stored else 0, stored, server, _engine_text(training))
 
 
@@ -119,6 +121,17 @@ def _client_state_bytes(training: Training, precision: Precision) -> int:
     if loop.settings.local_buffers and loop.initial_buffers is not None:
         state[BUFFERS] = loop.initial_buffers
     return row_bytes(signature_of(state))
+
+
+def _held_reports(training: Training) -> int:
+    """Return the bytes of a cohort's reports, which are held together where they are clipped."""
+    loop = training.loop
+    if loop.settings.clip is None:
+        return 0
+    _, uploads = messages_of(loop.algorithm, loop.initial, loop.participation.sizes)
+    largest = max(size_in_bytes(message) for message in uploads)
+    buffers = 0 if loop.initial_buffers is None else loop.initial_buffers.numel() * 4
+    return loop.sampler.size * (largest + 2 * buffers)  # of the buffers also their change
 
 
 def _round_size(training: Training) -> RoundSize:
