@@ -15,6 +15,7 @@ from keel.deploy.server import run_federation
 from keel.deploy.settings import read_settings
 from keel.deploy.site import client_app
 from keel.deploy.site_data import initial_model
+from keel.deploy.watch import SiteLosses
 from keel.runs.run import Run, run
 from tests.conftest import uneven_data
 
@@ -79,7 +80,8 @@ def run_serial(path: Path, data: FederatedData = DATA, model: Callable[[], nn.Mo
     """Run the same training with the engine `serial`."""
     spec, _ = read_settings({**CONFIG, "federation.out": "-", **dotted(config)})
     table = spec.model_dump(exclude_none=True)
-    return run({**table, "engine": {"name": "serial"}}, model=initial_model(model, spec), data=data, out=path)
+    settings = {**table, "engine": {"name": "serial"}}
+    return run(settings, model=initial_model(model, spec), data=data, out=path, hooks=[SiteLosses()])
 
 
 def dotted(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from keel.deploy.site_data import all_sites
 from tests.conftest import Called
 
 Keel = Callable[..., Called]
@@ -32,6 +33,20 @@ def test_a_new_federation_passes_its_check(keel: Keel, tmp_path: Path) -> None:
     for script in (tmp_path / "ward-nine").glob("*.sh"):
         assert os.access(script, os.X_OK)
         subprocess.run(["sh", "-n", script], check=True)
+
+
+@pytest.mark.parametrize("algorithm", ["fedhbm", "scaffold"])
+def test_the_check_shows_that_the_federation_equals_the_simulation(
+    algorithm: str, keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"same-{algorithm}"
+    keel("deploy", "new", name, "--algorithm", algorithm)
+    checked = keel("deploy", "check", name, "--rounds", "2", "--simulate")
+    assert checked.code == 0, checked.err
+    first, second = re.findall(r"model of the \w+ (\w{64})", checked.out)
+    assert first == second
+    monkeypatch.setattr("keel.deploy.check.all_sites", lambda data: all_sites(data[::-1]))  # other clients
+    assert "differs from the simulation" in keel("deploy", "check", name, "--rounds", "2", "--simulate").err
 
 
 def test_the_template_loads_a_sites_csv_file(keel: Keel, tmp_path: Path) -> None:

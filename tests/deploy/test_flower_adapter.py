@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 FLWR = f"flwr {version('flwr')}"
 PUBLIC_MODULES = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 PRIVATE_NAMES = {
+    "flwr.supercore.logger:update_console_handler": "the server's log gets timestamps with it",
     "flwr.serverapp.strategy.strategy_utils:sample_nodes": "KeelStrategy samples the nodes of a round with it",
     "flwr.supercore.error.base:FlowerError": "CONNECTION_ERRORS lists it: raised when the SuperLink is lost",
     "flwr.supercore.run:Run": "InProcessGrid declares it as the type of Grid.run",
@@ -31,7 +32,7 @@ PRIVATE_NAMES = {
     "flwr.supernode.start_client_internal:_insert_message": "run_supernode replies to a refused message with it",
     "flwr.supernode.cli:flower_supernode": "run_supernode runs it",
     "flwr.supernode.cli.flower_supernode:_parse_args_run_supernode": "node_config_of reads the node's options with it",
-    "flwr.common.config:parse_config_args": "node_config_of reads the node's configuration with it",
+    "flwr.common.config:parse_config_args": "node_config_of and keel deploy doctor read a node's configuration with it",
     "flwr.common.config:get_project_dir": "run_supernode removes an installed app with it",
     "flwr.cli.config_utils:get_fab_metadata": "run_supernode compares a run's name with that of its bundle",
     "flwr.cli.build:build_fab_from_disk": "keel deploy approve builds the bundle of a folder with it",

@@ -30,7 +30,7 @@ def wrong_shape(content: RecordDict) -> None:
 
 
 def wrong_dtype(content: RecordDict) -> None:
-    content[messages.TENSORS] = messages.pack({"delta": torch.zeros(39, dtype=torch.float64)})
+    content[messages.TENSORS] = messages.pack({"delta": torch.zeros(39, dtype=torch.int32)})
 
 
 def too_few_bytes(content: RecordDict) -> None:
@@ -43,8 +43,28 @@ def pickled(content: RecordDict) -> None:
     )
 
 
-def wrong_names(content: RecordDict) -> None:
+def too_many(content: RecordDict) -> None:
     content[messages.TENSORS] = messages.pack({"delta": torch.zeros(39), "extra": torch.zeros(39)})
+
+
+def wrong_names(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"other": torch.zeros(39)})
+
+
+def extra_record(content: RecordDict) -> None:
+    content["extra"] = messages.pack({"extra": torch.zeros(2**20)})
+
+
+def large_text(content: RecordDict) -> None:
+    content.config_records[messages.REQUEST]["note"] = "x" * 2**21
+
+
+def negative_loss(content: RecordDict) -> None:
+    content.metric_records[messages.REPLY]["loss"] = -1.0
+
+
+def huge_loss(content: RecordDict) -> None:
+    content.metric_records[messages.REPLY]["loss"] = 1e300
 
 
 def stale(content: RecordDict) -> None:
@@ -83,10 +103,15 @@ def empty(content: RecordDict) -> None:
 INVALID: dict[Callable[[RecordDict], None], str] = {
     nan: "not finite",
     wrong_shape: "shape",
-    wrong_dtype: "float64",
+    wrong_dtype: "int32",
     too_few_bytes: "4 bytes",
     pickled: "pickle",
-    wrong_names: "extra",
+    too_many: "oversize: has 2 tensors with 312 bytes; expected 1 with 156",
+    wrong_names: "other",
+    extra_record: "has the unknown record 'extra'",
+    large_text: "oversize: has 2",
+    negative_loss: "loss is -1, but cross entropy is never negative",
+    huge_loss: "loss is 1e+300, above",
     stale: "stale: belongs to round 1",
     another_training: "another run",
     no_steps: "steps",
@@ -189,6 +214,10 @@ EVALUATIONS: dict[str, dict[str, Any]] = {
     "more targets than examples": {"labelled": 10**6},
     "negative cross entropy": {"loss": -5.0},
     "more correct than targets": {"correct": 10**6},
+    "more examples than declared": {"correct": 10**6, "labelled": 10**6, "examples": 10**6},
+    "fewer examples than declared": {"correct": 1, "labelled": 1, "examples": 1},
+    "infinite loss": {"loss": float("inf")},
+    "huge loss": {"loss": 1e300},
 }
 
 

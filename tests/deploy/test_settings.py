@@ -1,5 +1,6 @@
 """The configuration of a Flower app: what it accepts, and its deprecated names."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ from keel import KeelError
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
-from keel.deploy.settings import read_settings
+from flwr.common.config import get_fused_config_from_dir
+
+from keel.deploy.new import new_federation
+from keel.deploy.settings import Federation, read_settings
 
 MINIMAL = {"federation.sites": 3, "federation.out": "-"}
 
@@ -26,7 +30,7 @@ def test_momentum_is_divided_by_the_actual_number_of_rounds_offline(name: str) -
     [
         ({"federation.sites": 0}, r"federation\.sites"),
         ({"federation.min_replyes": 2}, "did you mean 'min_replies'"),
-        ({"federation.max_norm": 0}, "max_norm"),
+        ({"federation.max_norm": -1}, "max_norm"),
         ({"federation.least": 2, "federation.min_replies": 2}, "federation.least is the deprecated name"),
         ({"data.name": "digits"}, r"data\.name"),
         ({"model.init": "weights.pt"}, r"model\.init must not be set .*the app's model\(\)"),
@@ -52,6 +56,18 @@ def test_the_influence_of_a_site_is_bounded_unless_it_is_switched_off() -> None:
     assert server(server__lr=0.5) == ("adaptive", 0.5)
     assert server(server__clip=False, server__largest_weight=1.0) == (None, 1.0)
     assert server(server__clip=2, server__largest_weight=0.2) == (2.0, 0.2)
+
+
+def test_every_setting_of_the_federation_can_be_overridden_on_the_command_line(tmp_path: Path) -> None:
+    """Flower refuses an override of a key that the app's pyproject.toml does not have."""
+    new_federation(tmp_path / "ward", 3, "fedhbm")
+    overrides = {
+        f"federation.{name}": field.default
+        for name, field in Federation.model_fields.items()
+        if not field.is_required()
+    }
+    fused = get_fused_config_from_dir(tmp_path / "ward", {**overrides, "federation.allow_new_keys": True})
+    assert read_settings(fused)[1] == Federation(sites=3, out="runs/first", allow_new_keys=True)
 
 
 def test_a_deprecated_name_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

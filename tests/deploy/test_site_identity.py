@@ -179,6 +179,15 @@ DESCRIPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "huge count": ({"examples": 10**15}, "site 1: examples must"),
     "bool": ({"examples": True}, "site 1: examples must be an integer from 1 to 1099511627776 (got True)"),
     "classes": ({"classes": 10**12}, "site 1: classes must"),
+    "examples above the bound": ({"examples": 10**8}, "site 1: examples is 100000000, above federation.max_examples"),
+    "tests above the bound": ({"test_examples": 10**8}, "site 1: test_examples is 100000000, above"),
+    "no fingerprint": ({"fingerprint": ""}, "site 1: fingerprint must be a fingerprint of the data"),
+    "fingerprint as a long text": ({"fingerprint": "a" * 10**6}, "site 1: fingerprint must"),
+    "other app than site 0": ({"app": "b" * 64}, "site 1 has approved the app bbbbbbbbbbbb, site 0 has approved aaaa"),
+    "older Keel": ({"keel": "0.0.1"}, "site 1 has 0.0.1; upgrade site 1"),
+    "newer Flower": ({"flower": "99.1.0"}, "site 1 has 99.1.0; upgrade the server"),
+    "no version": ({"torch": "?"}, "site 1: torch must be a version"),
+    "large description": ({"moving": ["x" * 1000] * 2000}, "oversize"),
 }
 
 
@@ -189,8 +198,8 @@ def test_a_description_out_of_range_is_rejected(
     fields, message = DESCRIPTIONS[case]
 
     def falsify(node: int, reply: Message) -> Message:
-        if node == 2 and reply.metadata.message_type == "query":
-            reply.content.config_records[messages.REPLY].update(fields)
+        if reply.metadata.message_type == "query":
+            reply.content.config_records[messages.REPLY].update({"app": "a" * 64} | (fields if node == 2 else {}))
         return reply
 
     with pytest.raises(KeelError, match="site 1 did not connect"):
@@ -216,5 +225,5 @@ def test_a_large_number_of_examples_costs_the_server_no_memory(federation: InPro
             reply.content.config_records[messages.REPLY]["examples"] = 10**12
         return reply
 
-    run = federation(falsify, participation__rate=1.0, rounds=2)
+    run = federation(falsify, participation__rate=1.0, rounds=2, federation__max_examples=10**12)
     assert all("steps is 2; expected 500000000000" in record["dropped"]["1"] for record in run.records)

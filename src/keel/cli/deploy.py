@@ -1,5 +1,6 @@
 """`keel deploy`: set up a federation over Flower."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,9 @@ def new(
 def check(
     folder: Annotated[Path, typer.Argument(help="The folder of a federation.")] = Path(),
     rounds: Annotated[int, typer.Option(min=1, help="Largest number of rounds to run.")] = 3,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Also simulate on one machine, and compare the models' hashes.")
+    ] = False,
 ) -> None:
     """Run a federation's app in one process, on synthetic data, before you install it on other machines.
 
@@ -40,7 +44,7 @@ def check(
     _require_flower()
     from keel.deploy.check import check_app
 
-    typer.echo(check_app(folder, rounds))
+    typer.echo(check_app(folder, rounds, simulate))
 
 
 @app.command()
@@ -72,6 +76,91 @@ def key(
 
     public = make_node_key(path)
     typer.echo(f"Send {public} to the server, which registers it. Keep {path} private.")
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="The run folder of a training.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the state of a training. The exit code is 1 if it failed, or if a site contributed nothing.
+
+    Example: keel deploy status runs/first
+    """
+    from keel.deploy.status import training_status
+
+    state = training_status(run)
+    typer.echo(json.dumps(state) if as_json else "\n".join(state["lines"]))
+    raise typer.Exit(0 if state["ok"] else 1)
+
+
+audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check an audit log.")
+app.add_typer(audit, name="audit")
+
+
+@audit.command("verify")
+def verify_audit(
+    file: Annotated[Path, typer.Argument(help="The audit log.")],
+    noted: Annotated[str | None, typer.Option(help="A hash of the log that you noted earlier.")] = None,
+) -> None:
+    """Check the chain of an audit log, and print its last hash. The exit code is 1 if a line is wrong.
+
+    Note the last hash elsewhere: without it nobody can see that lines at the end were removed.
+
+    Example: keel deploy audit verify runs/first.audit.jsonl
+    """
+    from keel.deploy.audit import verify
+
+    result = verify(file, noted)
+    typer.echo(f"{result.lines} lines, last hash {result.last_hash}" if result.fault is None else result.fault)
+    raise typer.Exit(0 if result.fault is None else 1)
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="The folder of the federation.")] = Path(),
+    server: Annotated[str | None, typer.Option(help="At a site: the server as HOST:PORT.")] = None,
+    node_config: Annotated[str | None, typer.Option(help="At a site: its --node-config, to run its loader.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="At a site: its certificate for a proxy.")] = None,
+    key: Annotated[Path | None, typer.Option(help="At a site: the private key of that certificate.")] = None,
+    port: Annotated[int, typer.Option(help="On the server: its port.")] = 8000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check the machine, certificates, connection, clock and data. It prints no example; exit code 1 if a check fails.
+
+    Without --server and --node-config it checks the server.
+
+    Example: keel deploy doctor --server keel.example.org:8000 --node-config 'site=0 data="/srv/patients.csv"'
+    """
+    _require_flower()
+    from flwr.clientapp import ClientApp
+
+    from keel.deploy.check import load_app, read_app
+    from keel.deploy.data_doctor import data_findings
+    from keel.deploy.doctor import connection_findings, machine_findings, server_port_finding
+    from keel.deploy.flower_adapter import parse_config_args
+    from keel.deploy.site import app_parts
+
+    _, components = read_app(folder)
+    findings = list(machine_findings(folder))
+    if server is not None:
+        identity = (certificate, key) if certificate is not None and key is not None else None
+        findings += connection_findings(server, folder / "certificates" / "ca.crt", identity)
+    if node_config is not None:
+        client = load_app(folder, components["clientapp"], ClientApp)
+        if client not in app_parts:
+            raise KeelError(f"{components['clientapp']} must be made by keel.deploy.client_app")
+        model, loader, _ = app_parts[client]
+        findings += data_findings(model, loader, parse_config_args([node_config]))
+    if server is None and node_config is None:
+        findings.append(server_port_finding(port))
+    for finding in findings:
+        if not as_json:
+            typer.echo(f"{finding.status:8} {finding.check}: {finding.text}")
+    failed = any(finding.status == "failed" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "findings": [vars(finding) for finding in findings]}))
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()

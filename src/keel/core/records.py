@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from keel.units import number, percent
 
@@ -128,6 +128,12 @@ class Record(TypedDict, total=False):
     clients: dict[str, Any]
     """The primary metric over the clients' own held-out examples: mean, std, deciles and counts."""
     bytes_evaluation: int
+    losses: dict[str, float]
+    """In a federation, each site's training loss."""
+    test_examples: int
+    """In a federation, the test examples of the sites behind test loss and accuracy."""
+    evaluation_missing: list[int]
+    """In a federation, the sites whose evaluation is missing."""
 
 
 class Summary(TypedDict):
@@ -162,6 +168,10 @@ class Summary(TypedDict):
     seed: int
     parameters: int
     model_sha256: str
+    idle_sites: NotRequired[dict[str, str]]
+    """In a federation, the sites that contributed nothing in their last rounds, with the reason."""
+    outliers: NotRequired[dict[str, dict[str, list[int]]]]
+    """In a federation, the rounds in which a site's norm or loss was far above that of the other sites."""
 
 
 class Versions(TypedDict):
@@ -211,3 +221,5 @@ class Environment(Versions, total=False):
     training: str
     """A federation's identifier of this run."""
     sites: list[dict[str, Any]]
+    members: list[int]
+    """The sites of a federation that take part, if some have joined or left."""

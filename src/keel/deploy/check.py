@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -14,24 +15,26 @@ from flwr.serverapp import ServerApp
 from keel.config.overrides import flatten
 from keel.core.records import last_value, primary_metric
 from keel.deploy.flower_adapter import InProcessGrid
+from keel.deploy.settings import read_settings
+from keel.deploy.site import app_parts
+from keel.deploy.site_data import all_sites, initial_model, site_dataset
 from keel.deploy.site_policy import POLICY
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
+from keel.runs.run import run
 from keel.units import size
 
 
-def check_app(folder: Path, rounds: int) -> str:
-    """Run the app in `folder` for up to `rounds` rounds on synthetic data, and return a summary of one line."""
-    try:
-        app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-        config, components = flatten(app["config"]), app["components"]
-        sites, rounds = config["federation.sites"], min(rounds, config.get("rounds", rounds))
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise KeelError(
-            f"folder {str(folder)!r} has no Flower app for Keel ({error!r}); create one with keel deploy new"
-        ) from None
-    server = _load_app(folder, components["serverapp"], ServerApp)
-    client = _load_app(folder, components["clientapp"], ClientApp)
+def check_app(folder: Path, rounds: int, simulate: bool = False) -> str:
+    """Run the app in `folder` for up to `rounds` rounds on synthetic data, and return a summary of one line.
+
+    Args:
+        simulate: Also run the training with the engine `serial`, and compare the models. The text has both hashes.
+    """
+    config, components = read_app(folder)
+    sites, rounds = config["federation.sites"], min(rounds, config.get("rounds", rounds))
+    server = load_app(folder, components["serverapp"], ServerApp)
+    client = load_app(folder, components["clientapp"], ClientApp)
     with TemporaryDirectory(prefix="keel-check-") as scratch:
         # Apps of an earlier version of Keel have no policy.
         policy = {POLICY: str(file)} if (file := folder / "site.toml").exists() else {}
@@ -49,12 +52,13 @@ def check_app(folder: Path, rounds: int) -> str:
         }
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config)
         server(InProcessGrid(client, nodes), context)
-        run = RunFolder.open(Path(scratch) / "run")
-        summary = run.summary
+        folder_of_run = RunFolder.open(Path(scratch) / "run")
+        summary = folder_of_run.summary
         assert summary is not None  # the server app writes it before it returns
         primary = primary_metric(summary)
-        dropped = sum(len(record.get("dropped", {})) for record in run.records())
-        examples = [site["examples"] for site in run.environment["sites"]]
+        dropped = sum(len(record.get("dropped", {})) for record in folder_of_run.records())
+        examples = [site["examples"] for site in folder_of_run.environment["sites"]]
+        comparison = _compare(client, nodes, run_config, Path(scratch), summary["model_sha256"]) if simulate else ""
     if dropped:
         raise KeelError(f"{folder}: the server dropped {dropped} replies of the sites; the log above says why")
     bytes_per_site = (summary["bytes_down"] + summary["bytes_up"]) / rounds / sites
@@ -62,15 +66,53 @@ def check_app(folder: Path, rounds: int) -> str:
         f"{summary['status']}: {rounds} rounds over {sites} sites with synthetic data "
         f"({', '.join(map(str, examples))} examples), "
         f"{summary['parameters']:,} parameters, {primary.label} {primary.text(last_value(summary))}, "
-        f"{size(bytes_per_site)} per site and round"
+        f"{size(bytes_per_site)} per site and round{comparison}"
     )
+
+
+def _compare(client: ClientApp, nodes: list[dict[str, Any]], config: dict[str, Any], scratch: Path, model: str) -> str:
+    """Train on the data of all sites with the engine `serial`, and return the hashes of both models.
+
+    Raises:
+        KeelError: The hashes differ.
+    """
+    if client not in app_parts:
+        raise KeelError("--simulate supports only a client app made by keel.deploy.client_app")
+    make_model, loader, loss = app_parts[client]
+    spec, _ = read_settings(config)
+    module = initial_model(make_model, spec)
+    table = {**spec.model_dump(exclude_none=True), "engine": {"name": "serial"}}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # as each site does
+        data = all_sites([site_dataset(loader(node), module) for node in nodes])
+        simulated = run(table, model=module, data=data, loss=loss, out=scratch / "serial")
+    finally:
+        torch.set_num_threads(threads)
+    found = simulated.summary["model_sha256"]
+    if found != model:
+        raise KeelError(f"the federation's model {model[:16]} differs from the simulation's {found[:16]}; report this")
+    return f"\nmodel of the federation {model}\nmodel of the simulation {found}: equal"
 
 
 OVERRIDDEN = ("federation.timeout", "federation.wait")
 """Deprecated names of settings that the check overrides."""
 
 
-def _load_app(folder: Path, reference: str, kind: type) -> Any:
+def read_app(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings, with dotted names, and the components of the app in a federation's folder."""
+    try:
+        app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        config, components = flatten(app["config"]), app["components"]
+        config["federation.sites"], components["clientapp"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise KeelError(
+            f"folder {str(folder)!r} has no Flower app for Keel ({error!r}); create one with keel deploy new"
+        ) from None
+    return config, components
+
+
+def load_app(folder: Path, reference: str, kind: type) -> Any:
     """Import the app "package.module:name" from that folder."""
     module, _, name = reference.partition(":")
     sys.path.insert(0, str(folder.absolute()))

@@ -1,17 +1,28 @@
 """Descriptions: what a site states about its data and its model before the first round, and the checks of it."""
 
+import re
 from math import prod
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from keel.deploy.messages import REPLY, InvalidReply, one_line
+from keel.deploy.versions import SOFTWARE
 from keel.engines import Dropped
 
 Description = dict[str, Any]
-"""site, examples, classes, shape, target_shape, moving (names of the buffers that training changes), model (checksum);
-the server adds node."""
-INTEGER_RANGES = {"site": (0, 2**31), "examples": (1, 2**40), "classes": (0, 2**24)}
+"""site, examples, test_examples, classes, shape, target_shape, moving (names of the buffers that training changes),
+model (checksum), fingerprint (keyed, of the data), keel, torch, flower (versions), app (hash of the approved code); the
+server adds node and joined, the number of rounds before the site joined."""
+INTEGER_RANGES = {"site": (0, 2**31), "examples": (1, 2**40), "test_examples": (0, 2**40), "classes": (0, 2**24)}
+TEXTS = {
+    "model": (re.compile(r"[0-9a-f]{64}"), "the SHA-256 of the model"),
+    "fingerprint": (re.compile(r"[0-9a-f]{64}"), "a fingerprint of the data with 64 hexadecimal digits"),
+    "app": (re.compile(r"([0-9a-f]{64})?"), "the SHA-256 of the approved app, or empty"),
+    **dict.fromkeys(SOFTWARE, (re.compile(r"[\w.+!-]{1,64}"), "a version")),
+}
+BOUND = ("examples", "test_examples", "classes", "shape", "target_shape", "moving", "model")
+"""Fields that stay as they were when the site joined. `fingerprint` does too, unless `federation.allow_new_data`."""
 LISTS = {"shape": int, "target_shape": int, "moving": str}
 MAX_DIMENSIONS = 16
 MAX_ELEMENTS = 2**28
@@ -42,9 +53,11 @@ def read_description(reply: RecordDict | Dropped) -> Description:
             raise InvalidReply(
                 f"{prefix}{name} must have positive sizes and up to {MAX_ELEMENTS} elements (got {one_line(value)})"
             )
-    if not isinstance(fields.get("model"), str):
-        raise InvalidReply(f"{prefix}sent no checksum of its model")
-    return {name: fields[name] for name in (*INTEGER_RANGES, *LISTS, "model")}
+    for name, (pattern, meaning) in TEXTS.items():
+        value = fields.get(name)
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise InvalidReply(f"{prefix}{name} must be {meaning} (got {one_line(repr(value))})")
+    return {name: fields[name] for name in (*INTEGER_RANGES, *LISTS, *TEXTS)}
 
 
 def _is_shape(sizes: list[int]) -> bool:

@@ -21,6 +21,7 @@ from keel.core.training_state import BUFFERS
 from keel.deploy import messages
 from keel.deploy.evaluation import SiteEvaluator, read_measurement
 from keel.deploy.flower_adapter import log
+from keel.deploy.messages import ReplyBounds
 from keel.deploy.sites import Sites
 from keel.engines import Dropped, RoundWork, Workload
 from keel.errors import KeelError
@@ -41,7 +42,7 @@ class FlowerEngine(EngineDefaults):
 
     def __init__(self, workload: Workload, spec: Spec, sites: Sites, evaluate_on_server: bool):
         self.spec, self.sites = spec, sites
-        self.training, self.max_norm = str(sites.request["training"]), sites.federation.max_norm
+        self.training, self.max_norm = str(sites.request["training"]), sites.federation.max_norm or None
         task, evaluator_class = workload.task, Evaluator if evaluate_on_server else SiteEvaluator
         self.evaluator = evaluator_class(task, workload.local_buffers)
         self.targets_per_example = prod(task.data.train.targets.shape[1:])
@@ -68,19 +69,21 @@ class FlowerEngine(EngineDefaults):
             messages.reply_numbers(content, work.ctx.round, self.training)
             return messages.unpack_reply(content, self.probe_signature, self.max_norm)
 
-        return iter(self._collect("train.probe", work, tensors, read).values())
+        bounds = ReplyBounds.of(self.probe_signature)
+        return iter(self._collect("train.probe", work, tensors, read, bounds).values())
 
     def train(self, work: RoundWork) -> Iterator[ClientResult | Dropped]:
         """Train at the sites. What the first phase of the round has sent is not sent again."""
         tensors = {name: value for name, value in self._broadcast(work).items() if name not in self._sent_in_probe}
         self._sent_in_probe, self._round = set(), work.ctx.round
         state: ClientState = {LAST_ROUND: torch.tensor([work.ctx.round])} if self.has_client_state else {}
+        signature = {**self.report_signature, **self.buffer_signature}
 
         def read(site: int, content: RecordDict) -> ClientResult:
             numbers = messages.reply_numbers(content, work.ctx.round, self.training)
-            signature = {**self.report_signature, **self.buffer_signature}
             tensors = messages.unpack_reply(content, signature, self.max_norm)
-            steps, loss = messages.read_integer(numbers, "steps", 1), messages.read_finite(numbers, "loss")
+            steps = messages.read_integer(numbers, "steps", 1)
+            loss = messages.read_loss(numbers, 1, self.non_negative_loss)
             if steps != self.steps[site]:
                 raise messages.InvalidReply(f"steps is {steps}; expected {self.steps[site]}")
             if numbers.get("state_lost"):
@@ -88,7 +91,7 @@ class FlowerEngine(EngineDefaults):
             buffers = tensors.pop(BUFFERS, None)
             return ClientResult(tensors, state, steps, torch.tensor(loss, dtype=torch.float64), buffers)
 
-        return iter(self._collect("train", work, tensors, read).values())
+        return iter(self._collect("train", work, tensors, read, ReplyBounds.of(signature)).values())
 
     def measure(self, theta: Tensor, buffers: Tensor | None) -> Iterator[Tensor]:
         """Evaluate the model: on the server's test examples if it has any, else at all sites that reply."""
@@ -97,13 +100,19 @@ class FlowerEngine(EngineDefaults):
             yield from map(self.evaluator.measure, range(self.evaluator.parts))
             return
         tensors = {"theta": theta} | ({BUFFERS: buffers} if self.averages_buffers and buffers is not None else {})
-        everyone: dict[int, dict[str, int]] = {site: {} for site in range(self.sites.federation.sites)}
-        replies = self.sites.request_replies("evaluate", self._round, everyone, tensors)
+        everyone: dict[int, dict[str, int]] = {site: {} for site in self.sites.members}
+        replies = self.sites.request_replies("evaluate", self._round, everyone, tensors, ReplyBounds())
         self.evaluator.bytes_sent = sum(self.traffic().values())
-        for site, reply in replies.items():
-            measurement = self._check(f"evaluation of round {self._round}", site, reply, self._read_measurement)
-            if not isinstance(measurement, Dropped):
-                yield measurement
+        measured = {
+            site: self._check(f"evaluation of round {self._round}", site, reply, self._read_measurement)
+            for site, reply in replies.items()
+        }
+        self.evaluator.missing = [
+            site
+            for site, measurement in measured.items()
+            if isinstance(measurement, Dropped) and self.sites.test_examples(site)
+        ]
+        yield from (measurement for measurement in measured.values() if not isinstance(measurement, Dropped))
 
     def traffic(self) -> dict[str, int]:
         return self.sites.take_byte_counts()
@@ -113,14 +122,20 @@ class FlowerEngine(EngineDefaults):
 
     def _read_measurement(self, site: int, content: RecordDict) -> Tensor:
         numbers = messages.reply_numbers(content, self._round, self.training)
-        return read_measurement(numbers, self.targets_per_example, self.non_negative_loss)
+        declared = self.sites.test_examples(site)
+        return read_measurement(numbers, declared, self.targets_per_example, self.non_negative_loss)
 
     def _broadcast(self, work: RoundWork) -> Message:
         buffers = work.buffers[0] if self.averages_buffers else None
         return {**work.received, **({} if buffers is None else {BUFFERS: buffers})}
 
     def _collect(
-        self, kind: str, work: RoundWork, tensors: Message, read: Callable[[int, RecordDict], Reply]
+        self,
+        kind: str,
+        work: RoundWork,
+        tensors: Message,
+        read: Callable[[int, RecordDict], Reply],
+        bounds: ReplyBounds,
     ) -> dict[int, Reply | Dropped]:
         """Request a phase of a round from the cohort until `federation.min_replies` replies are valid.
 
@@ -138,7 +153,7 @@ class FlowerEngine(EngineDefaults):
             self.sites.identify_nodes()
             missing = [site for site, reply in replies.items() if isinstance(reply, Dropped)]
             requests = {site: {**messages.request_of(work.ctx), "last_round": last_rounds[site]} for site in missing}
-            for site, reply in self.sites.request_replies(kind, round, requests, tensors).items():
+            for site, reply in self.sites.request_replies(kind, round, requests, tensors, bounds).items():
                 replies[site] = self._check(f"round {round}", site, reply, read)
             valid = sum(not isinstance(reply, Dropped) for reply in replies.values())
             if valid >= required:
@@ -160,6 +175,7 @@ class FlowerEngine(EngineDefaults):
             except messages.InvalidReply as error:
                 reply = Dropped(str(error))
         log.warning("%s: dropped site %d: %s", phase, site, reply.reason)
+        self.sites.record("drop", phase=phase, site=site, node=self.sites.nodes.get(site), reason=reply.reason)
         return reply
 
     def _warn_of_lost_state(self, site: int) -> None:

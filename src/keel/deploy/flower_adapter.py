@@ -15,18 +15,36 @@ from typing import Any
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
+from flwr.supercore.logger import update_console_handler
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from keel.errors import KeelError
 
-__all__ = ["CONNECTION_ERRORS", "InProcessGrid", "ReplyFilter", "build_bundle", "log", "run_supernode", "sample_nodes"]
+__all__ = [
+    "CONNECTION_ERRORS",
+    "InProcessGrid",
+    "ReplyFilter",
+    "build_bundle",
+    "log",
+    "log_with_timestamps",
+    "parse_config_args",
+    "run_supernode",
+    "sample_nodes",
+]
 
 log = logging.getLogger("flwr")
 """Flower's logger: its output is what operators of a federation read."""
+
+
+def log_with_timestamps() -> None:
+    """Let Flower's logger print the time of each line."""
+    update_console_handler(timestamps=True)
+
 
 CONNECTION_ERRORS = (OSError, httpx.HTTPError, FlowerError)
 """What a grid raises when it cannot reach the SuperLink. Any other exception comes from the content of a reply."""

@@ -4,6 +4,7 @@ Nothing that arrives is unpickled. The server checks the names, types, shapes an
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
 
@@ -22,6 +23,10 @@ REQUEST = "keel.request"
 """Record with the parameters of a server's request. A reply repeats its run ID (`training`) and round."""
 REPLY = "keel.reply"
 """Record with the numbers of a site's reply: steps, loss, a description of its data."""
+MAX_LOSS = 1e9
+"""Largest mean loss that the server accepts: sums of more would overflow."""
+MAX_TEXT = 2**20
+"""Largest total size in bytes of the numbers and texts of a reply. Names of buffers are the largest part."""
 
 
 class InvalidReply(ValueError):
@@ -56,6 +61,50 @@ def unpack_reply(content: RecordDict, expected: Signature, max_norm: float | Non
         if max_norm is not None and norm > max_norm:
             raise InvalidReply(f"{name} has norm {norm:g}, above federation.max_norm = {max_norm:g}")
     return tensors
+
+
+@dataclass(frozen=True)
+class ReplyBounds:
+    """What a reply may contain at most. A larger one is dropped as soon as it is pulled, before it is read."""
+
+    tensors: int = 0
+    tensor_bytes: int = 0
+
+    @classmethod
+    def of(cls, signature: Signature) -> "ReplyBounds":
+        """Return the bounds of a reply with these tensors."""
+        sizes = (prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
+        return cls(len(signature), sum(sizes))
+
+    def check(self, content: RecordDict) -> None:
+        """Check the names and the sizes of all records.
+
+        Raises:
+            InvalidReply: There is a record that no reply of Keel has, or a record is too large.
+        """
+        if unknown := sorted(set(content) - {TENSORS, REPLY, REQUEST}):
+            raise InvalidReply(f"has the unknown record {one_line(unknown[0])!r}")
+        arrays = [array for record in content.array_records.values() for array in record.values()]
+        size = sum(len(array.data) for array in arrays)
+        if len(arrays) > self.tensors or size > self.tensor_bytes:
+            raise InvalidReply(
+                f"oversize: has {len(arrays)} tensors with {size} bytes; expected {self.tensors} with "
+                f"{self.tensor_bytes}"
+            )
+        texts = sum(
+            _text_size(name) + _text_size(value)
+            for records in (content.metric_records, content.config_records)
+            for record in records.values()
+            for name, value in record.items()
+        )
+        if texts > MAX_TEXT:
+            raise InvalidReply(f"oversize: has {texts} bytes of numbers and texts; at most {MAX_TEXT} are accepted")
+
+
+def _text_size(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_text_size, value))
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def unpack_request(content: RecordDict) -> Message:
@@ -113,6 +162,20 @@ def reply_numbers(content: RecordDict, round: int, training: str) -> MetricRecor
     if request.get("round") != round:
         raise InvalidReply(f"stale: belongs to round {request.get('round')!r}")
     return numbers
+
+
+def read_loss(numbers: MetricRecord, count: int, non_negative: bool) -> float:
+    """Return the loss of a reply: a mean, or a sum over `count` targets.
+
+    Args:
+        non_negative: Whether the loss cannot be negative, as cross entropy.
+    """
+    loss = read_finite(numbers, "loss")
+    if loss < 0 and non_negative:
+        raise InvalidReply(f"loss is {loss:g}, but cross entropy is never negative")
+    if abs(loss) > MAX_LOSS * max(count, 1):
+        raise InvalidReply(f"loss is {loss:g}, above {MAX_LOSS:g} per example")
+    return loss
 
 
 def read_integer(numbers: MetricRecord, name: str, minimum: int = 0) -> int:

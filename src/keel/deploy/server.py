@@ -4,6 +4,7 @@ Sampling, aggregation, evaluation, run folder, checkpoints and resume are the sa
 """
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,23 +15,30 @@ from torch import nn
 
 from keel.config.schema import Spec
 from keel.core.flat_model import Loss
-from keel.core.observers import Hook
+from keel.core.observers import Hook, Observer
 from keel.core.records import PrimaryMetric, Record
 from keel.core.training_state import TrainingState
+from keel.deploy import messages
+from keel.deploy.audit import AuditLog
 from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
 from keel.deploy.federation_task import federation_task
-from keel.deploy.flower_adapter import log
+from keel.deploy.flower_adapter import log, log_with_timestamps
+from keel.deploy.membership import check_left, find_training, member_sampler, record_membership, rescale_server_sum
+from keel.deploy.metrics_file import MetricsFile
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
 from keel.deploy.sites import Sites
+from keel.deploy.versions import installed_versions
+from keel.deploy.watch import SiteLosses, SiteWatch, idle_sites, outliers
+from keel.errors import KeelError
 from keel.runs.build import Training, build
 from keel.runs.execute import execute
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
 from keel.runs.progress import progress_of
 from keel.runs.result import Run, ended_run
-from keel.runs.run import create_folder, find_run
+from keel.runs.run import create_folder
 from keel.runs.same_task import check_same_task
 from keel.units import size
 
@@ -50,7 +58,11 @@ def server_app(model: Model, *, test: Callable[[], Arrays] | None = None, loss: 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         spec, federation = read_settings(context.run_config)
-        run_federation(grid, spec, federation, model, test, loss)
+        log_with_timestamps()
+        run = run_federation(grid, spec, federation, model, test, loss)
+        if idle := run.summary.get("idle_sites"):  # Flower records the run as failed; the model is written
+            texts = "; ".join(f"site {site}: {reason}" for site, reason in idle.items())
+            raise KeelError(f"{run.status}, but not with all sites: {texts}")
 
     return app
 
@@ -63,24 +75,52 @@ def run_federation(
     test: Callable[[], Arrays] | None = None,
     loss: Loss | None = None,
 ) -> Run:
-    """Train over the sites that `grid` reaches, into the folder `federation.out`. If it exists, resume the run."""
+    """Train over the sites that `grid` reaches, into the folder `federation.out`. If it exists, resume the run.
+
+    The audit log is next to the folder: it has a line for each start, site, drop, refusal and round.
+    """
+    audit = audit_log(Path(federation.out))
+    audit.append("start", settings=_digest(spec, federation), **installed_versions())
+    try:
+        run = _run_federation(grid, spec, federation, model, test, loss, audit)
+    except BaseException as error:  # also when the operator stops the run
+        audit.append("failed", error=type(error).__name__, reason=messages.one_line(error))
+        raise
+    audit.append("end", status=run.status, rounds=run.summary["rounds"], model=run.summary["model_sha256"])
+    return run
+
+
+def _run_federation(
+    grid: Grid,
+    spec: Spec,
+    federation: Federation,
+    model: Model,
+    test: Callable[[], Arrays] | None,
+    loss: Loss | None,
+    audit: AuditLog,
+) -> Run:
     path = Path(federation.out)
-    folder = find_run(spec, path)
+    folder = find_training(spec, path)
     module = initial_model(model, spec)
     training_id = uuid4().hex if folder is None else folder.environment["training"]
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
-    sites = Sites(
-        grid, federation, {"spec": spec.to_toml(), "training": training_id, "study": federation.study}, recorded
-    )
-    descriptions = recorded or sites.wait_for_all()
+    check_left(federation.left_sites, recorded)
+    request = {"spec": spec.to_toml(), "training": training_id, "study": federation.study}
+    sites = Sites(grid, federation, request, recorded, audit.append)
+    rounds = 0 if folder is None else len(folder.records())
+    descriptions = [*recorded, *({**site, "joined": rounds} for site in sites.wait_for_new())]
     test_examples = None if test is None else to_examples(test(), "data.test_")
     task = federation_task(spec, module, descriptions, test_examples, loss)
     training = build(
-        spec, task, engine=lambda workload, workers: FlowerEngine(workload, spec, sites, test_examples is not None)
+        spec,
+        task,
+        engine=lambda workload, workers: FlowerEngine(workload, spec, sites, test_examples is not None),
+        sampler=member_sampler(spec, descriptions, sites.members),
     )
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
+        record_membership(folder, training, descriptions, sites.members)
         check_same_task(folder, training.loop)
         if folder.ended:
             return _return_ended(folder, training)
@@ -88,11 +128,62 @@ def run_federation(
         state = folder.restore(loop.client_states(file)) or loop.start(file)
         if state.round:
             log.info("resuming after round %d of %d: %s", state.round, spec.rounds, folder.path)
-        run = execute(folder, training, state, [_progress(spec, task.primary)])
+        rescale_server_sum(training, state, descriptions)
+        run = execute(folder, training, state, _observers(folder, training, federation, sites, audit))
+        _add_site_report(folder, federation)
     _write_model(folder, run.module)
+    run = Run(folder.path, folder.summary, run.module)
     reason = f" ({run.summary['stop_reason']})" if run.status == "stopped" else ""
     log.info("%s after %d rounds%s: %s", run.status, run.summary["rounds"], reason, folder.path.absolute())
     return run
+
+
+def audit_log(run: Path) -> AuditLog:
+    """Return the audit log of a run: next to its folder, so that it survives it."""
+    return AuditLog(run.with_name(f"{run.name}.audit.jsonl"))
+
+
+def _digest(spec: Spec, federation: Federation) -> str:
+    """Return the SHA-256 of all settings of the app."""
+    return sha256(f"{spec.to_toml()}\n{federation.model_dump_json()}".encode()).hexdigest()
+
+
+def _observers(
+    folder: RunFolder, training: Training, federation: Federation, sites: Sites, audit: AuditLog
+) -> list[Observer | Hook]:
+    """Return what watches the rounds: per-site losses, warnings, the log, the audit log, the file for Prometheus."""
+    spec, records = training.spec, folder.records()
+
+    def audit_round(record: Record, state: TrainingState, seconds: float) -> None:
+        fields = ("cohort", "norms", "losses", "clipped", "bytes_down", "bytes_up", "dropped")
+        audit.append(
+            "round",
+            round=record["round"],
+            seconds=round(seconds, 3),
+            **{name: value for name, value in record.items() if name in fields},
+        )
+
+    observers: list[Observer | Hook] = [
+        SiteLosses(),
+        _progress(spec, training.loop.task.primary),
+        SiteWatch(records, federation.idle_rounds),
+        audit_round,
+    ]
+    if federation.metrics_file:
+        file = folder.path / federation.metrics_file
+        observers.append(MetricsFile(file, records, folder.seconds(), spec.rounds, len(sites.members)))
+    return observers
+
+
+def _add_site_report(folder: RunFolder, federation: Federation) -> None:
+    """Add the sites that contributed nothing and the outliers to the summary."""
+    records, summary = folder.records(), folder.summary
+    assert summary is not None
+    summary["idle_sites"] = idle_sites(records, federation.idle_rounds)
+    summary["outliers"] = outliers(records)
+    folder.finish(summary)
+    for site, reason in summary["idle_sites"].items():
+        log.warning("site %s: %s", site, reason)
 
 
 def _return_ended(folder: RunFolder, training: Training) -> Run:
@@ -112,13 +203,20 @@ def _progress(spec: Spec, primary: PrimaryMetric) -> Hook:
         parts = [
             f"round {record['round']} of {spec.rounds}: {len(record['cohort'])} sites",
             f"{len(dropped)} dropped" if dropped else "",
-            "" if value is None else f"{primary.label} {primary.text(value)}",
+            "" if value is None else f"{primary.label} {primary.text(value)}{_evaluated_on(record)}",
             size(record["bytes_down"] + record["bytes_up"]),
             f"{seconds:.1f} s",
         ]
         log.info(", ".join(part for part in parts if part))
 
     return log_round
+
+
+def _evaluated_on(record: Record) -> str:
+    """Return how many examples are behind a value that the sites measured, and which sites are missing."""
+    examples, missing = record.get("test_examples"), record.get("evaluation_missing")
+    of = "" if examples is None else f" of {examples} test examples"
+    return f"{of} without site {', '.join(map(str, missing))}" if missing else of
 
 
 def _write_model(folder: RunFolder, module: nn.Module) -> None:

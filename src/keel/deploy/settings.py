@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from keel.config.defaults import make_spec
 from keel.config.overrides import put
@@ -26,12 +26,33 @@ class Federation(BaseModel):
     """Time that a site has to reply."""
     wait_seconds: Annotated[float, Field(gt=0)] = 3600.0
     """How long a new run waits for all sites, and a round for `min_replies`."""
-    max_norm: Annotated[float, Field(gt=0)] | None = None
-    """Largest Euclidean norm of a reported tensor. A reply with a larger one is dropped."""
+    max_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest Euclidean norm of a reported tensor. A reply with a larger one is dropped; 0 for no bound."""
     study: str = ""
     """ID of the study, which must be equal to `study` in the policy of each site."""
     allow_new_keys: bool = False
     """Whether a site may reconnect with another node key than at the start of the run."""
+    max_examples: Annotated[int, Field(ge=1)] = 10_000_000
+    """Largest number of training examples, and of test examples, that a site may state."""
+    allow_new_data: bool = False
+    """Whether a site may come back with other data of the same size than when it joined."""
+    idle_rounds: Annotated[int, Field(ge=1)] = 3
+    """Rounds in a row without a valid reply of a site after which the site is reported."""
+    left: str = ""
+    """Numbers of the sites that have left, separated by commas. Flower's configuration has no lists."""
+    metrics_file: str = "metrics.prom"
+    """File with the metrics of the last round for Prometheus, relative to the run folder; empty for none."""
+
+    @field_validator("left")
+    @classmethod
+    def _check_left(cls, value: str) -> str:
+        if not all(part.strip().isdecimal() for part in value.split(",") if value):
+            raise ValueError(f"must be numbers of sites separated by commas, as '1,2' (got {value!r})")
+        return value
+
+    @property
+    def left_sites(self) -> frozenset[int]:
+        return frozenset(int(part) for part in self.left.split(",") if part)
 
 
 RENAMED = {

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -36,6 +37,9 @@ from keel.deploy.versions import installed_versions
 from keel.errors import KeelError
 from keel.runs.build import local_training, make_task
 
+app_parts: "WeakKeyDictionary[ClientApp, tuple[Model, Loader, Loss | None]]" = WeakKeyDictionary()
+"""The model, loader and loss of each client app, for `keel deploy doctor` and `keel deploy check --simulate`."""
+
 
 def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> ClientApp:
     """Make the Flower app of a site.
@@ -46,6 +50,7 @@ def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> Clien
         loss: A function of outputs and targets that returns one loss per example; cross entropy by default.
     """
     app = ClientApp()
+    app_parts[app] = model, data, loss
 
     def handler(answer: Callable[[Site, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
         def answer_as_site(

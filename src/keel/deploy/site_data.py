@@ -1,6 +1,6 @@
 """What an app gives Keel: its model, and a site's examples as arrays or as federated data of one client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,15 @@ def site_dataset(data: SiteData, module: nn.Module) -> FederatedData:
     module.train()
     classes = 0 if train.targets.is_floating_point() else int(outputs.shape[-1])
     return replace(dataset, classes=classes)
+
+
+def all_sites(data: Sequence[FederatedData]) -> FederatedData:
+    """Return the data of several sites as federated data with one client for each."""
+    train = Examples(*(torch.cat([getattr(site.train, name) for site in data]) for name in ("inputs", "targets")))
+    tests = [site.test for site in data if has_test_examples(site)] or [data[0].test]
+    test = Examples(*(torch.cat([getattr(part, name) for part in tests]) for name in ("inputs", "targets")))
+    offsets = np.cumsum([0, *(len(site.train) for site in data)])
+    return replace(data[0], name="sites", train=train, test=test, partition=Partition(np.arange(len(train)), offsets))
 
 
 def has_test_examples(data: FederatedData) -> bool:

@@ -1,7 +1,7 @@
 """The sites as the server reaches them: which node is which site, requests to sites, and their replies."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -10,9 +10,10 @@ from flwr.serverapp import Grid
 
 from keel.algorithms.base import Message as Tensors
 from keel.deploy import messages
-from keel.deploy.descriptions import Description, read_description
+from keel.deploy.descriptions import BOUND, Description, read_description
 from keel.deploy.flower_adapter import CONNECTION_ERRORS, log
 from keel.deploy.settings import Federation
+from keel.deploy.versions import SOFTWARE, check_versions
 from keel.engines import Dropped
 from keel.errors import KeelError
 
@@ -40,12 +41,21 @@ class Sites:
 
     Args:
         request: Parameters that every request carries: the spec and the ID of the run.
-        recorded: The descriptions with which a resumed run started.
+        recorded: The descriptions with which the sites of a resumed run joined.
+        record: Called with each event for the audit log.
     """
 
     def __init__(
-        self, grid: Grid, federation: Federation, request: Mapping[str, Any], recorded: Sequence[Description] = ()
+        self,
+        grid: Grid,
+        federation: Federation,
+        request: Mapping[str, Any],
+        recorded: Sequence[Description] = (),
+        record: Callable[..., object] = lambda event, **fields: None,
     ):
+        self.record = record
+        self.members = [site for site in range(federation.sites) if site not in federation.left_sites]
+        """The sites that take part; others have left."""
         self.grid, self.federation, self.request = grid, federation, dict(request)
         self.recorded = {description["site"]: description for description in recorded}
         self.nodes: dict[int, int] = {}
@@ -57,12 +67,13 @@ class Sites:
         self._online: set[int] = set()
         self._bytes = {"bytes_down": 0, "bytes_up": 0}
 
-    def wait_for_all(self) -> list[Description]:
-        """Return the description of each site, once all sites are connected."""
+    def wait_for_new(self) -> list[Description]:
+        """Return the descriptions of the sites that have not joined yet, once all of them are connected."""
         deadline, next_log = time.monotonic() + self.federation.wait_seconds, time.monotonic()
-        while len(self.descriptions) < self.federation.sites:
+        new = [site for site in self.members if site not in self.recorded]
+        while not self.descriptions.keys() >= set(new):
             self.identify_nodes(0.0)
-            missing = ", ".join(str(n) for n in range(self.federation.sites) if n not in self.descriptions)
+            missing = ", ".join(str(site) for site in new if site not in self.descriptions)
             if missing and time.monotonic() > deadline:
                 raise KeelError(
                     f"federation.sites is {self.federation.sites}, but site {missing} did not connect within "
@@ -72,8 +83,14 @@ class Sites:
                 log.info("waiting for site %s", missing)
                 next_log = time.monotonic() + LOG_SECONDS
             time.sleep(bool(missing) * min(POLL_SECONDS, self.federation.wait_seconds))
-        self.recorded = dict(self.descriptions)
-        return [self.descriptions[site] for site in range(self.federation.sites)]
+        joined = {site: self.descriptions[site] for site in new}
+        self.recorded |= joined
+        return list(joined.values())
+
+    def test_examples(self, site: int) -> int:
+        """Return the number of test examples that a site stated when it joined."""
+        description = {**self.descriptions.get(site, {}), **self.recorded.get(site, {})}
+        return int(description.get("test_examples", 0))  # runs of earlier versions recorded none
 
     def identify_nodes(self, seconds: float | None = None) -> None:
         """Ask each new node which site it is, and read the answers that have arrived.
@@ -96,11 +113,12 @@ class Sites:
         self._ask_again |= dict.fromkeys(new, start + timeout)
         if seconds is None:
             seconds = timeout / IDENTIFY_SPEEDUP
-        for node, reply in self._receive(self._queries, seconds if new else 0.0).items():
+        for node, reply in self._receive(self._queries, seconds if new else 0.0, messages.ReplyBounds()).items():
             try:
                 self._bind(node, reply, online)
             except messages.InvalidReply as error:
                 log.warning("node %d rejected: %s", node, error)
+                self.record("refusal", node=node, reason=str(error))
                 wrong = isinstance(error, WrongIdentity)
                 self._ask_again[node] = inf if wrong else time.monotonic() + RETRY_SECONDS
 
@@ -108,23 +126,65 @@ class Sites:
         """Bind the site that a node claims to be to that node, after checking the claim."""
         description = {**read_description(reply), "node": node}
         site = description["site"]
-        if site >= self.federation.sites:
-            raise WrongIdentity(f"claims to be site {site}, but federation.sites is {self.federation.sites}")
+        if site not in self.members:
+            left = site in self.federation.left_sites
+            reason = "it has left (federation.left)" if left else f"federation.sites is {self.federation.sites}"
+            raise WrongIdentity(f"claims to be site {site}, but {reason}")
         if self.nodes.get(site, node) in online - {node}:
             raise WrongIdentity(f"claims to be site {site}, but node {self.nodes[site]} is that site")
-        for name, value in self.recorded.get(site, {}).items():
-            if name == "node" and value != node and not self.federation.allow_new_keys:
-                raise WrongIdentity(
-                    f"claims to be site {site}, but the run started with node {value}; "
-                    "if the site has a new key, set federation.allow_new_keys = true"
-                )
-            if name != "node" and value != description[name]:
-                raise messages.InvalidReply(
-                    f"site {site}: {name} is {description[name]}, but the run started with {value}"
-                )
+        self._check_bounds(description)
+        check_versions(site, description)
+        self._check_same_app(description)
+        if site in self.recorded:
+            self._check_as_joined(description, self.recorded[site])
         log.info("site %d is node %d, with %d examples", site, node, description["examples"])
+        self.record(
+            "join",
+            **{name: description[name] for name in ("site", "node", "examples", "test_examples")},
+            **{name: description[name] for name in ("fingerprint", "app", *SOFTWARE)},
+        )
         self.nodes[site] = node
         self.descriptions[site] = description
+
+    def _check_bounds(self, description: Description) -> None:
+        for name in "examples", "test_examples":
+            if description[name] > self.federation.max_examples:
+                raise messages.InvalidReply(
+                    f"site {description['site']}: {name} is {description[name]}, above federation.max_examples = "
+                    f"{self.federation.max_examples}"
+                )
+
+    def _check_same_app(self, description: Description) -> None:
+        """Check that all sites have approved the same code. A site without an approval states none."""
+        site, app = description["site"], description["app"]
+        for other, known in self.descriptions.items():
+            if other != site and app and known["app"] not in ("", app):
+                raise messages.InvalidReply(
+                    f"site {site} has approved the app {app[:12]}, site {other} has approved {known['app'][:12]}; "
+                    "approve the same app on both"
+                )
+
+    def _check_as_joined(self, description: Description, joined: Description) -> None:
+        """Check that a site has the node, the data and the model with which it joined, as far as recorded."""
+        site, node = description["site"], description["node"]
+        if joined["node"] != node and not self.federation.allow_new_keys:
+            raise WrongIdentity(
+                f"claims to be site {site}, but the run started with node {joined['node']}; "
+                "if the site has a new key, set federation.allow_new_keys = true"
+            )
+        for name in BOUND:
+            if joined.get(name, description[name]) != description[name]:
+                raise messages.InvalidReply(
+                    f"site {site}: {name} is {description[name]}, but the run started with {joined[name]}"
+                )
+        if joined.get("fingerprint", description["fingerprint"]) != description["fingerprint"]:
+            if not self.federation.allow_new_data:
+                raise messages.InvalidReply(
+                    f"site {site}: the data have changed since the site joined; restore them, or set "
+                    "federation.allow_new_data = true"
+                )
+            log.warning("site %d has other data than when it joined; federation.allow_new_data accepts them", site)
+            self.record("new data", site=site, node=node, before=joined["fingerprint"], now=description["fingerprint"])
 
     def wait_for(self, sites: Sequence[int], seconds: float) -> None:
         """Wait until these sites are connected, but no longer than `seconds`."""
@@ -142,13 +202,19 @@ class Sites:
         return counts
 
     def request_replies(
-        self, kind: str, round: int, requests: Mapping[int, Mapping[str, Any]], tensors: Tensors
+        self,
+        kind: str,
+        round: int,
+        requests: Mapping[int, Mapping[str, Any]],
+        tensors: Tensors,
+        bounds: messages.ReplyBounds,
     ) -> dict[int, RecordDict | Dropped]:
         """Send a request with the same tensors to each site, and return the replies that arrive in time.
 
         Args:
             kind: Flower's message type, such as "train" or "evaluate".
             requests: The parameters of the request to each site.
+            bounds: The largest reply that is accepted.
         """
         online = set(self.grid.get_node_ids())
         reachable = {site: self.nodes[site] for site in requests if self.nodes.get(site) in online}
@@ -158,7 +224,7 @@ class Sites:
             for site, node in reachable.items()
         }
         timeout, pending = self.federation.timeout_seconds, self._send(kind, contents, str(round))
-        replies = self._receive(pending, timeout)
+        replies = self._receive(pending, timeout, bounds)
         replies |= {node: Dropped(f"late: no reply within {timeout:g} s") for node in pending.values()}
         return {site: replies[reachable[site]] if site in reachable else Dropped("not connected") for site in requests}
 
@@ -175,7 +241,9 @@ class Sites:
         self._bytes["bytes_down"] += sum(map(messages.tensor_bytes, contents.values()))
         return dict(zip(self.grid.push_messages(sent), contents, strict=True))
 
-    def _receive(self, pending: dict[str, int], seconds: float) -> dict[int, RecordDict | Dropped]:
+    def _receive(
+        self, pending: dict[str, int], seconds: float, bounds: messages.ReplyBounds
+    ) -> dict[int, RecordDict | Dropped]:
         """Poll until all nodes have replied or `seconds` are over, at least once.
 
         Returns:
@@ -185,7 +253,7 @@ class Sites:
         start = time.monotonic()
         while pending:
             for message_id in list(pending):
-                reply = self._pull_reply(message_id)
+                reply = self._pull_reply(message_id, bounds)
                 if reply is not None:
                     replies[pending.pop(message_id)] = reply
             waited = time.monotonic() - start
@@ -197,11 +265,19 @@ class Sites:
         )
         return replies
 
-    def _pull_reply(self, message_id: str) -> RecordDict | Dropped | None:
-        """Return the reply to one message if it has arrived. Pulled alone, a malformed reply does not affect others."""
+    def _pull_reply(self, message_id: str, bounds: messages.ReplyBounds) -> RecordDict | Dropped | None:
+        """Return the reply to one message if it has arrived. Pulled alone, a malformed reply does not affect others.
+
+        A reply that is too large is freed here: Flower offers no earlier place where its size is known.
+        """
         try:
             for reply in self.grid.pull_messages([message_id]):
-                return Dropped(messages.one_line(reply.error.reason)) if reply.has_error() else reply.content
+                if reply.has_error():
+                    return Dropped(messages.one_line(reply.error.reason))
+                bounds.check(reply.content)
+                return reply.content
+        except messages.InvalidReply as error:
+            return Dropped(str(error))
         except CONNECTION_ERRORS:
             raise
         except Exception as error:  # Flower parses the reply here; malformed bytes raise exceptions of many classes

@@ -124,7 +124,9 @@ class Cluster:
 
     def _connect(self, ray: ModuleType) -> None:
         os.environ.update({name: value for name, value in SILENT.items() if name not in os.environ})
-        options = {"num_cpus": self.cores, "include_dashboard": False} if self.is_local else {}
+        options: dict[str, Any] = {}
+        if self.is_local:  # no other machine may reach it: whoever does can run code
+            options = {"num_cpus": self.cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         self._check_port()
         try:
             with _signal_handlers_kept():

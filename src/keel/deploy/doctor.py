@@ -1,0 +1,136 @@
+"""`keel deploy doctor`: checks of the machine, the certificates and the connection, before and during a federation."""
+
+import shutil
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Literal
+
+import torch
+from cryptography import x509
+
+from keel.deploy.versions import SOFTWARE, installed_versions
+from keel.runs.resources import available_ram
+
+EXPIRY = timedelta(days=30)
+"""A certificate that expires within this time gives a warning."""
+MAX_SKEW = 10.0
+"""Difference of the clocks in seconds above which the check fails: Flower rejects messages from the future."""
+MIN_DISK, MIN_MEMORY = 2**30, 2**30
+"""Bytes below which a check gives a warning."""
+TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. Its text says what to do if the status is not ok."""
+
+    check: str
+    status: Literal["ok", "warning", "failed"]
+    text: str
+
+
+def machine_findings(folder: Path) -> Iterator[Finding]:
+    """Check versions, disk, memory, GPU, and the certificates and private keys in a federation's folder."""
+    yield Finding(
+        "versions", "ok", ", ".join(f"{SOFTWARE[name]} {text}" for name, text in installed_versions().items())
+    )
+    yield _space("disk", shutil.disk_usage(folder).free, MIN_DISK)
+    if (memory := available_ram()) is not None:
+        yield _space("memory", memory, MIN_MEMORY)
+    gpus = torch.cuda.device_count()
+    yield Finding("gpu", "ok", ", ".join(map(torch.cuda.get_device_name, range(gpus))) or "none; training uses the CPU")
+    certificates = sorted((folder / "certificates").glob("*.crt"))
+    if not certificates:
+        yield Finding("certificates", "failed", f"{folder / 'certificates'} has none; copy ca.crt from the server")
+    for file in certificates:
+        yield _expiry(file)
+    for file in sorted([*(folder / "certificates").glob("*.key"), *(folder / "keys").glob("*")]):
+        if file.suffix != ".pub":
+            private = not file.stat().st_mode & 0o077
+            text = "only its owner can read it" if private else f"others can read it; run chmod 600 {file}"
+            yield Finding(f"key {file.name}", "ok" if private else "failed", text)
+
+
+def connection_findings(
+    server: str,
+    ca: Path,
+    identity: tuple[Path, Path] | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Iterator[Finding]:
+    """Check from a site that the server's port is reachable, its certificate valid, and the clocks equal.
+
+    Args:
+        server: "host:port".
+        ca: The certificate of the federation's authority.
+        identity: The site's certificate and its private key, if a proxy demands them.
+    """
+    host, _, port = server.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), TIMEOUT).close()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        yield Finding("port", "failed", f"{server} is not reachable ({reason}); check the address, and the firewall")
+        return
+    yield Finding("port", "ok", f"{server} is reachable")
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+        if identity is not None:
+            context.load_cert_chain(*map(str, identity))
+        connection = HTTPSConnection(host, int(port), timeout=TIMEOUT, context=context)
+        connection.request("HEAD", "/")
+        date = connection.getresponse().headers.get("Date")
+        connection.close()
+    except (OSError, HTTPException) as error:
+        fix = "copy certificates/ca.crt from the server again, and set both clocks"
+        yield Finding("tls", "failed", f"no TLS connection ({type(error).__name__}: {error}); {fix}")
+        return
+    yield Finding("tls", "ok", f"the certificate of {host} comes from the federation's authority")
+    yield _clock(date, now())
+
+
+def server_port_finding(port: int) -> Finding:
+    """Check on the server that something listens on the port of the federation."""
+    try:
+        socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
+    except OSError:
+        return Finding("port", "warning", f"nothing listens on port {port}; start the server with ./start_server.sh")
+    return Finding("port", "ok", f"a server listens on port {port}")
+
+
+def _clock(date: str | None, now: datetime) -> Finding:
+    if date is None:
+        return Finding("clock", "warning", "the server sends no Date; compare the clocks yourself")
+    seconds = (now - parsedate_to_datetime(date)).total_seconds()
+    if abs(seconds) > MAX_SKEW:
+        direction = "ahead of" if seconds > 0 else "behind"
+        return Finding(
+            "clock", "failed", f"this clock is {abs(seconds):.0f} s {direction} the server's; synchronise both with NTP"
+        )
+    return Finding("clock", "ok", f"within {MAX_SKEW:g} s of the server's")
+
+
+def _expiry(file: Path) -> Finding:
+    check = f"certificate {file.name}"
+    try:
+        expires = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+    except ValueError:
+        return Finding(check, "failed", "is not a certificate; copy it again")
+    left = expires - datetime.now(UTC)
+    if left < timedelta():
+        return Finding(check, "failed", f"has expired on {expires:%Y-%m-%d}; make a new one")
+    if left < EXPIRY:
+        return Finding(check, "warning", f"expires in {left.days} days, on {expires:%Y-%m-%d}; make a new one")
+    return Finding(check, "ok", f"expires on {expires:%Y-%m-%d}")
+
+
+def _space(check: str, free: int, least: int) -> Finding:
+    text = f"{free / 1e9:.1f} GB available"
+    return (
+        Finding(check, "ok", text) if free >= least else Finding(check, "warning", f"{text}; at least 1 GB is required")
+    )

@@ -1,0 +1,159 @@
+"""`keel deploy doctor`: each check fails when what it checks is wrong, and none prints an example."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from keel.deploy import credentials
+from keel.deploy.credentials import make_certificates
+from keel.deploy.data_doctor import data_findings
+from keel.deploy.doctor import Finding, connection_findings, machine_findings
+
+
+class Quiet(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A TLS server with a certificate of a federation's authority: its address and the folder of the certificates."""
+    folder = tmp_path_factory.mktemp("tls") / "certificates"
+    make_certificates(folder, ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with HTTPServer(("127.0.0.1", 0), Quiet) as http:
+        http.socket = context.wrap_socket(http.socket, server_side=True)
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{http.server_port}", folder
+        http.shutdown()
+        thread.join()
+
+
+def statuses(findings: Iterator[Finding]) -> dict[str, str]:
+    return {finding.check: finding.status for finding in findings}
+
+
+def test_a_good_connection(server: tuple[str, Path]) -> None:
+    address, folder = server
+    found = statuses(connection_findings(address, folder / "ca.crt"))
+    assert found == {"port": "ok", "tls": "ok", "clock": "ok"}
+
+
+@pytest.mark.parametrize("seconds", [30, -30])
+def test_a_clock_that_is_wrong_by_30_seconds_fails(server: tuple[str, Path], seconds: int) -> None:
+    address, folder = server
+    *_, clock = connection_findings(
+        address, folder / "ca.crt", now=lambda: datetime.now(UTC) + timedelta(seconds=seconds)
+    )
+    assert clock.status == "failed"
+    assert ("ahead of" if seconds > 0 else "behind") in clock.text
+
+
+def test_another_authority_and_a_closed_port_fail(server: tuple[str, Path], tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["127.0.0.1"])
+    assert statuses(connection_findings(server[0], tmp_path / "ca.crt")) == {"port": "ok", "tls": "failed"}
+    assert statuses(connection_findings("127.0.0.1:1", tmp_path / "ca.crt")) == {"port": "failed"}
+    assert statuses(connection_findings("nonsense", tmp_path / "ca.crt")) == {"port": "failed"}
+
+
+@pytest.mark.parametrize(("days", "status"), [(-1, "failed"), (20, "warning"), (40, "ok")])
+def test_certificates_are_reported_before_they_expire(
+    days: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "LIFETIME", timedelta(days=days, hours=1))
+    if days < 0:
+        monkeypatch.setattr(credentials, "LIFETIME", timedelta(hours=-1))
+    make_certificates(tmp_path / "certificates", ["127.0.0.1"])
+    found = statuses(machine_findings(tmp_path))
+    assert found["certificate ca.crt"] == found["certificate server.crt"] == status
+
+
+def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certificates", ["127.0.0.1"])
+    assert statuses(machine_findings(tmp_path))["key server.key"] == "ok"
+    (tmp_path / "certificates/server.key").chmod(0o644)
+    assert statuses(machine_findings(tmp_path))["key server.key"] == "failed"
+
+
+SECRET = 19480312.0
+
+
+def examples() -> Any:
+    return np.full((40, 3), SECRET), np.arange(40) % 2
+
+
+def with_missing(inputs: np.ndarray, labels: np.ndarray) -> Any:
+    inputs[4, 1] = np.nan
+    return inputs, labels
+
+
+def with_label(value: int) -> Any:
+    def change(inputs: np.ndarray, labels: np.ndarray) -> Any:
+        labels[7] = value
+        return inputs, labels
+
+    return change
+
+
+DATA = {
+    "good": (lambda inputs, labels: (inputs, labels), None, ""),
+    "missing": (with_missing, "training missing values", "1 in 1 examples, columns 1"),
+    "label": (with_label(19480312), "training labels", "1 are not from 0 to 1"),
+    "negative label": (with_label(-1), "training labels", "1 are not from 0 to 1"),
+    "columns": (lambda inputs, labels: (inputs[:, :2], labels), "model", "does not accept one example of shape [2]"),
+    "too few labels": (lambda inputs, labels: (inputs, labels[1:]), "training examples", "39 labels"),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_the_loader_is_checked_without_printing_a_value(case: str) -> None:
+    change, check, text = DATA[case]
+    findings = list(data_findings(lambda: nn.Linear(3, 2), lambda node: change(*examples()), {}))
+    failed = {finding.check: finding.text for finding in findings if finding.status == "failed"}
+    assert list(failed) == ([] if check is None else [check])
+    assert all(text in message for message in failed.values())
+    assert not any("19480312" in finding.text for finding in findings)
+
+
+def test_a_loader_that_raises_gives_only_the_class_of_the_error() -> None:
+    def loader(node: Any) -> Any:
+        raise ValueError("could not convert 'Jane Doe'")
+
+    (finding,) = data_findings(lambda: nn.Linear(3, 2), loader, {})
+    assert finding.status == "failed"
+    assert "ValueError" in finding.text
+    assert "Jane" not in finding.text
+
+
+def test_the_command_checks_a_sites_real_data(keel: Any, tmp_path: Path) -> None:
+    keel("deploy", "new", "doctored")
+    make_certificates(tmp_path / "doctored/certificates", ["127.0.0.1"])
+    rows = [",".join(["0.5"] * 10 + [str(row % 2)]) for row in range(50)]
+    file = tmp_path / "patients.csv"
+    file.write_text("\n".join([",".join("abcdefghijk"), *rows]))
+    config = f'site=0 data="{file}"'
+    good = keel("deploy", "doctor", "doctored", "--node-config", config, "--json")
+    assert good.code == 0, good.out
+    assert json.loads(good.out)["ok"] is True
+    file.write_text(file.read_text().replace("0.5,1", "0.5,7", 1))
+    bad = keel("deploy", "doctor", "doctored", "--node-config", config)
+    assert bad.code == 1
+    assert "failed" in bad.out
+    assert "not from 0 to 1, the classes of the model" in bad.out
