@@ -25,6 +25,8 @@ PUBLIC_MODULES = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverap
 PRIVATE_NAMES = {
     "flwr.serverapp.strategy.strategy_utils:sample_nodes": "KeelStrategy samples the nodes of a round with it",
     "flwr.supercore.error.base:FlowerError": "CONNECTION_ERRORS lists it: raised when the SuperLink is lost",
+    "flwr.supercore.protobuf.client:ProtobufClient": "present_certificate gives its connections a client certificate",
+    "flwr.supernode.cli:flower_supernode": "run_supernode runs it",
     "flwr.supercore.run:Run": "InProcessGrid declares it as the type of Grid.run",
     "flwr.supercore.task_identity:TaskIdentity": "InProcessGrid sets it so that messages can be made in this process",
     "flwr.superlink.grid.http_grid:HttpGrid": "the real grid, whose connection errors CONNECTION_ERRORS lists",

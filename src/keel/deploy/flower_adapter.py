@@ -5,7 +5,10 @@ part that changed.
 """
 
 import logging
+import ssl
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,10 +17,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["CONNECTION_ERRORS", "InProcessGrid", "ReplyFilter", "log", "sample_nodes"]
+__all__ = [
+    "CONNECTION_ERRORS",
+    "InProcessGrid",
+    "ReplyFilter",
+    "log",
+    "present_certificate",
+    "run_supernode",
+    "sample_nodes",
+]
 
 log = logging.getLogger("flwr")
 """Flower's logger: its output is what operators of a federation read."""
@@ -90,3 +102,31 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+def run_supernode(certificate: Path, key: Path, arguments: Sequence[str]) -> None:
+    """Run `flower-supernode` with its arguments, and present a client certificate to the server's proxy.
+
+    Flower has no option for a client certificate. Without one the proxy refuses the node.
+    """
+    from flwr.supernode.cli import flower_supernode
+
+    present_certificate(certificate, key)
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def present_certificate(certificate: Path, key: Path) -> None:
+    """Make every HTTPS connection that Flower opens in this process present a client certificate."""
+    original = ProtobufClient.__init__
+
+    def init(self: ProtobufClient, *args: Any, verify: ssl.SSLContext | bool | str = True, **kwargs: Any) -> None:
+        if verify is not False:
+            context = verify
+            if not isinstance(context, ssl.SSLContext):
+                context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+            context.load_cert_chain(certificate, key)
+            verify = context
+        original(self, *args, verify=verify, **kwargs)
+
+    ProtobufClient.__init__ = init  # type: ignore[method-assign]
