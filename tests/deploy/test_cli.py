@@ -61,6 +61,7 @@ def test_the_scripts_require_tls_and_keys(keel: Keel, tmp_path: Path) -> None:
     scripts = {path.name: path.read_text() for path in (tmp_path / "guarded").glob("*.sh")}
     assert "--ssl-certfile" in scripts["start_server.sh"]
     assert "--enable-supernode-auth" in scripts["start_server.sh"]
+    assert "--host 127.0.0.1 " in scripts["start_server.sh"]
     assert "--root-certificates" in scripts["start_site.sh"]
     assert "--auth-supernode-private-key" in scripts["start_site.sh"]
     assert not any("insecure" in script for script in scripts.values())
@@ -84,6 +85,10 @@ def test_the_check_names_the_site_that_fails(keel: Keel, tmp_path: Path) -> None
         (["new", "here", "--algorithm", "fedavgg"], "did you mean 'fedavg'"),
         (["new", "here", "--algorithm", "centralized"], "must be a federated one"),
         (["check", "nowhere"], "keel deploy new"),
+        (["proxy"], "keel deploy new"),
+        (["proxy", "--listen", "8443; root /"], "listen must be an IP address and a port"),
+        (["proxy", "--largest-body", "0"], "largest-body must be a number with the unit"),
+        (["supernode", "site-0.crt", "site-0.key", "--insecure"], "site-0.crt does not exist"),
     ],
 )
 def test_an_error_is_one_line_and_nothing_is_written(

@@ -47,7 +47,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     federation = Federation(folder, 2)
     connection = folder / ".flwr" / "config.toml"
     connection.write_text(connection.read_text().replace("8000", str(federation.port)))
-    make_certificates(folder / "certificates", ["127.0.0.1", "localhost"])
+    make_certificates(folder / "certificates", ["keel.example.org"])
     try:
         federation.start_server()
         federation.start_proxy()

@@ -55,7 +55,7 @@ def certificates(
     _require_flower()
     from keel.deploy.credentials import make_certificates
 
-    make_certificates(out, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"])))
+    make_certificates(out, hosts)
     typer.echo(f"Copy {out / 'ca.crt'} to every site. Keep {out / 'ca.key'} and {out / 'server.key'} private.")
 
 

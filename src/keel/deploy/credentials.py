@@ -20,14 +20,16 @@ def make_certificates(folder: Path, hosts: list[str]) -> None:
     """Make a CA (ca.crt, ca.key, ca.crl) and the server's certificate (server.crt, server.key).
 
     Args:
-        hosts: Names and addresses of the server for which the certificate is valid.
+        hosts: Names and addresses of the server for which the certificate is valid, besides those of the loopback
+            interface, by which the proxy and operators reach it.
     """
     present = [name for name in ("ca.crt", "ca.key", "server.crt", "server.key") if (folder / name).exists()]
     if present:
         raise KeelError(f"{folder / present[0]} exists and sites may trust it; choose another folder")
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = Authority(folder, authority_certificate(ca_key, CA_LIFETIME), ca_key)
-    certificate = authority.server_certificate(key.public_key(), hosts)
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    certificate = authority.server_certificate(key.public_key(), names)
     private_folder(folder)
     write_private(folder / "ca.key", pem(ca_key))
     write_private(folder / "server.key", pem(key))
