@@ -47,7 +47,9 @@ class Authority:
     def load(cls, folder: Path) -> "Authority":
         missing = [name for name in ("ca.crt", "ca.key") if not (folder / name).exists()]
         if missing:
-            raise KeelError(f"{folder / missing[0]} does not exist; run this on the server, after deploy certificates")
+            raise KeelError(
+                f"{folder / missing[0]} does not exist; run this on the server, after keel deploy certificates"
+            )
         key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise KeelError(f"{folder / 'ca.key'} must be an elliptic-curve key, as keel deploy certificates makes")
