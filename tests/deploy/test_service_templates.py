@@ -2,7 +2,9 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from zipfile import ZipFile
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import yaml
 
 from keel.deploy.new import new_federation
 
+FLWR = Path(sys.executable).with_name("flwr")
 UNITS = "keel-server.service", "keel-proxy.service", "keel-site@.service"
 
 
@@ -73,3 +76,11 @@ def test_containers_are_unprivileged_read_only_and_limited(folder: Path) -> None
     image = (folder / "containers" / "Containerfile").read_text()
     assert "USER keel" in image
     assert "--uid 10001" in image
+
+
+def test_the_app_that_sites_get_has_its_code_and_no_file_of_the_server(folder: Path) -> None:
+    (folder / "audit.jsonl").write_text("{}")
+    subprocess.run([FLWR, "build"], cwd=folder, check=True, capture_output=True)
+    (app,) = folder.glob("*.fab")
+    content = {name for name in ZipFile(app).namelist() if not name.startswith(".info/")}
+    assert content == {"pyproject.toml", *(f"ward_nine/{name}.py" for name in ("__init__", "client", "server", "task"))}
