@@ -4,8 +4,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
