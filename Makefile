@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser coverage lint canary bench bench-quick bench-gpu guard grid experiment scarce reproduction clean
+.PHONY: demo test browser nginx coverage lint canary bench bench-quick bench-gpu guard grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
 # Four processes on two cores, because many tests wait for other processes.
-test: lint browser
+test: lint browser nginx
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # The report is tested in Chromium. As root on Debian it is installed; elsewhere, without it, those tests are skipped.
@@ -16,6 +16,12 @@ browser:
 	@command -v chromium >/dev/null || { \
 	    [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; \
 	} || echo "Chromium is not installed (Debian: apt install chromium); the tests of the report page are skipped."
+
+# The proxy of a federation is tested with nginx, which is installed in the same way.
+nginx:
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nginx-light >/dev/null; \
+	} || echo "nginx is not installed (Debian: apt install nginx-light); the tests of the proxy are skipped."
 
 coverage: .venv/dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term

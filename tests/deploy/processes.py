@@ -1,4 +1,5 @@
-"""The processes of a real federation on this machine: a SuperLink and SuperNodes, started by the template's scripts.
+"""The processes of a real federation on this machine: a SuperLink, the proxy and SuperNodes, started by the template's
+scripts. Without nginx there is no proxy, and the nodes connect to the SuperLink.
 
 Ports: the federation takes a block of PORTS_PER_BLOCK free ports of 127.0.0.1 between FIRST_PORT and the kernel's
 ephemeral ports, which start at 32768. A lock file in the temporary folder reserves the block until this process ends,
@@ -8,6 +9,7 @@ so that two test suites on one machine choose different ports.
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +23,9 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
+from keel.deploy.authority import Authority
+from keel.deploy.credentials import make_node_key
+from keel.deploy.proxy import proxy_values, write_proxy
 from keel.runs.folder import RunFolder
 
 PATIENCE_SECONDS = 600
@@ -29,15 +34,17 @@ HEARTBEAT_SECONDS = 10
 """Flower's minimum; its default is 30 s."""
 OFFLINE_SECONDS = 2 * HEARTBEAT_SECONDS + 2
 """Time after which the SuperLink reports a killed node as unavailable and accepts it again, with a margin."""
-SUPERNODE = f'''#!{sys.executable}
-"""flower-supernode with shorter intervals. Without these patches the tests pass too, but they take longer."""
+NGINX = shutil.which("nginx", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin"]))
+KEEL = f'''#!{sys.executable}
+"""keel with shorter intervals of SuperNodes. Without these patches the tests pass too, but they take longer."""
 
 import sys
 import time
 from types import SimpleNamespace
 
 from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
+
+from keel.cli import main
 
 for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
     for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
@@ -45,10 +52,8 @@ for module in [module for name, module in sys.modules.items() if name.startswith
             setattr(module, constant, seconds)
 # A node polls for messages every 3 s.
 start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
-sys.exit(flower_supernode())
+main()
 '''
-KEEL = SUPERNODE.replace("sys.exit(flower_supernode())", "from keel.cli import main\n\nsys.exit(main())")
-"""The command keel with the same patches, for `keel deploy node`."""
 
 
 class Federation:
@@ -57,14 +62,18 @@ class Federation:
     def __init__(self, folder: Path, sites: int):
         self.folder, self.runs = folder, folder / "runs"
         self.lock, ports = reserve_ports()
-        self.port, self.free_ports, self.node_ports = ports[0], ports[1:-sites], ports[-sites:]
+        self.port, self.proxy_port, self.free_ports, self.node_ports = (
+            ports[0],
+            ports[1],
+            ports[2:-sites],
+            ports[-sites:],
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.last_run = ""
         scripts = folder / "bin"
         scripts.mkdir()
-        for name, script in ("flower-supernode", SUPERNODE), ("keel", KEEL):
-            (scripts / name).write_text(script)
-            (scripts / name).chmod(0o755)
+        (scripts / "keel").write_text(KEEL)
+        (scripts / "keel").chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -73,7 +82,6 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
-            "HOST": "127.0.0.1",
             "PORT": str(self.port),
             "RETRY_SECONDS": "3",
         }
@@ -95,10 +103,23 @@ class Federation:
         self.start("server", "./start_server.sh")
         self.wait_until(lambda: _accepts_connections(self.port), "the server accepts connections")
 
+    def start_proxy(self) -> None:
+        listen, superlink = f"127.0.0.1:{self.proxy_port}", f"127.0.0.1:{self.port}"
+        write_proxy(self.folder, proxy_values(listen, superlink))
+        self.start("proxy", "./start_proxy.sh")
+        self.wait_until(lambda: _accepts_connections(self.proxy_port), "the proxy accepts connections")
+
+    def add_site(self, site: int) -> None:
+        """Make a site's keys, register its node and sign its certificate."""
+        public = make_node_key(self.folder / "keys" / f"site-{site}")
+        self.flwr("supernode", "register", str(public), "federation")
+        Authority.load(self.folder / "certificates").certify_site(site, public.with_suffix(".csr"))
+
     def start_node(self, site: int, settings: str = "") -> None:
         self.environment["NODE_PORT"] = str(self.node_ports[site])
         node_config = f'device="cpu" {settings}'.strip()
-        self.start(f"site-{site}", "./start_site.sh", str(site), f"127.0.0.1:{self.port}", node_config)
+        port = self.proxy_port if "proxy" in self.processes else self.port
+        self.start(f"site-{site}", "./start_site.sh", str(site), f"127.0.0.1:{port}", node_config)
 
     def stop_node(self, site: int) -> None:
         """Stop a node as an administrator does, with SIGTERM."""
@@ -119,8 +140,8 @@ class Federation:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def run(self, *options: str) -> None:
-        answer = json.loads(self.flwr("run", ".", "federation", "--format", "json", *options))
+    def run(self) -> None:
+        answer = json.loads(self.flwr("run", ".", "federation", "--format", "json"))
         assert answer["success"], answer
         self.last_run = str(answer["run-id"])
 

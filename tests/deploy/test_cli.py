@@ -97,8 +97,10 @@ def test_the_check_runs_under_the_policy_of_the_folder(
     assert "node 1 rejected: policy:min_batch: PolicyRefusal" in caplog.text
 
 
-def test_a_node_does_not_start_without_a_policy(keel: Keel) -> None:
-    called = keel("deploy", "node", "--superlink", "127.0.0.1:1")
+def test_a_node_does_not_start_without_a_policy(keel: Keel, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certificates", ["127.0.0.1"])
+    files = ("--certificate", "certificates/server.crt", "--certificate-key", "certificates/server.key")
+    called = keel("deploy", "node", *files, "--superlink", "127.0.0.1:1")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "policy 'site.toml' cannot be read" in called.err
 
@@ -125,6 +127,7 @@ def test_the_scripts_require_tls_and_keys(keel: Keel, tmp_path: Path) -> None:
     scripts = {path.name: path.read_text() for path in (tmp_path / "guarded").glob("*.sh")}
     assert "--ssl-certfile" in scripts["start_server.sh"]
     assert "--enable-supernode-auth" in scripts["start_server.sh"]
+    assert "--host 127.0.0.1 " in scripts["start_server.sh"]
     assert "--root-certificates" in scripts["start_site.sh"]
     assert "--auth-supernode-private-key" in scripts["start_site.sh"]
     assert not any("insecure" in script for script in scripts.values())
@@ -148,6 +151,13 @@ def test_the_check_names_the_site_that_fails(keel: Keel, tmp_path: Path) -> None
         (["new", "here", "--algorithm", "fedavgg"], "did you mean 'fedavg'"),
         (["new", "here", "--algorithm", "centralized"], "must be a federated one"),
         (["check", "nowhere"], "keel deploy new"),
+        (["proxy"], "keel deploy new"),
+        (["proxy", "--listen", "8443; root /"], "listen must be an IP address and a port"),
+        (["proxy", "--largest-body", "0"], "largest-body must be a number with the unit"),
+        (
+            ["node", "--certificate", "site-0.crt", "--certificate-key", "site-0.key", "--insecure"],
+            "site-0.crt does not exist",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_nothing_is_written(

@@ -1,5 +1,7 @@
 """A real federation on this machine: a SuperLink and three SuperNodes with TLS and keys, as `keel deploy new` writes.
 
+The nodes connect through the proxy where nginx is installed.
+
 Flower starts a process for each message, which takes seconds, so that all tests share one federation and one training.
 Ports: free ones of 127.0.0.1 below the ephemeral range, reserved by a lock file; see `processes.py`.
 """
@@ -30,7 +32,7 @@ from keel.runs.run import Run
 from tests.deploy import federated_app
 from tests.deploy.in_process import CONFIG, run_serial
 from tests.deploy.policies import policy_text
-from tests.deploy.processes import OFFLINE_SECONDS, Federation
+from tests.deploy.processes import NGINX, OFFLINE_SECONDS, Federation
 
 SITES = len(federated_app.SIZES)
 SPOILED_SITE = 2
@@ -66,9 +68,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     Approval(folder / "approved").approve(build_bundle(folder))
     try:
         federation.start_server()
+        if NGINX:
+            federation.start_proxy()
         for site in range(SITES):
-            public = make_node_key(folder / "keys" / f"site-{site}")
-            federation.flwr("supernode", "register", str(public), "federation")
+            federation.add_site(site)
             start_node(federation, site)
         yield federation
     finally:

@@ -26,6 +26,8 @@ PRIVATE_NAMES = {
     "flwr.supercore.logger:update_console_handler": "the server's log gets timestamps with it",
     "flwr.serverapp.strategy.strategy_utils:sample_nodes": "KeelStrategy samples the nodes of a round with it",
     "flwr.supercore.error.base:FlowerError": "CONNECTION_ERRORS lists it: raised when the SuperLink is lost",
+    "flwr.supercore.protobuf.client:ProtobufClient": "present_certificate gives its connections a client certificate",
+    "flwr.supernode.cli:flower_supernode": "run_supernode runs it",
     "flwr.supercore.run:Run": "InProcessGrid declares it as the type of Grid.run",
     "flwr.supercore.task_identity:TaskIdentity": "InProcessGrid sets it so that messages can be made in this process",
     "flwr.supernode.start_client_internal:_pull_and_store_message": "run_supernode checks app bundles in it",

@@ -5,6 +5,7 @@ part that changed.
 """
 
 import logging
+import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -20,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
 from flwr.supercore.logger import update_console_handler
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -33,6 +35,7 @@ __all__ = [
     "log",
     "log_with_timestamps",
     "parse_config_args",
+    "present_certificate",
     "run_supernode",
     "sample_nodes",
 ]
@@ -225,3 +228,19 @@ def node_config_of(arguments: Sequence[str]) -> dict[str, Any]:
 
     text = _parse_args_run_supernode().parse_args(list(arguments)).node_config
     return dict(parse_config_args([text] if text else None))
+
+
+def present_certificate(certificate: Path, key: Path) -> None:
+    """Make every HTTPS connection that Flower opens in this process present a client certificate."""
+    original = ProtobufClient.__init__
+
+    def init(self: ProtobufClient, *args: Any, verify: ssl.SSLContext | bool | str = True, **kwargs: Any) -> None:
+        if verify is not False:
+            context = verify
+            if not isinstance(context, ssl.SSLContext):
+                context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+            context.load_cert_chain(certificate, key)
+            verify = context
+        original(self, *args, verify=verify, **kwargs)
+
+    ProtobufClient.__init__ = init  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from shutil import rmtree
 from keel.algorithms import algorithm_class
 from keel.config.defaults import make_spec
 from keel.config.schema import CUSTOM
+from keel.deploy.proxy import proxy_values, substitute
 from keel.errors import KeelError
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -33,6 +34,7 @@ def new_federation(folder: Path, sites: int, algorithm: str) -> list[Path]:
         raise KeelError(f"algorithm must be a federated one, see keel algorithms (got {algorithm!r})")
     values = {"name": name, "package": name.replace("-", "_"), "sites": str(sites), "algorithm": algorithm}
     values["expires"] = str(datetime.now(UTC).date() + POLICY_LIFETIME)
+    values.update(proxy_values())
     values["folder"] = str(folder.absolute())
     values["lr"] = str(make_spec({"algorithm": {"name": algorithm}, "data": {"name": CUSTOM}}).local.lr)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -46,14 +48,9 @@ def new_federation(folder: Path, sites: int, algorithm: str) -> list[Path]:
 
 def _write(source: Path, template: Path, folder: Path, values: dict[str, str]) -> Path:
     parts = [TARGET_NAMES.get(part, part) for part in source.relative_to(template).parts]
-    target = folder / _substitute("/".join(parts).removesuffix(".in"), values)
+    target = folder / substitute("/".join(parts).removesuffix(".in"), values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_substitute(source.read_text(encoding="utf-8"), values), encoding="utf-8")
+    target.write_text(substitute(source.read_text(encoding="utf-8"), values), encoding="utf-8")
     if target.suffix == ".sh":
         target.chmod(0o755)
     return target
-
-
-def _substitute(text: str, values: dict[str, str]) -> str:
-    """Replace each @name@ by its value."""
-    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)

@@ -63,8 +63,8 @@ RENAMED = {
     "rebind": "allow_new_keys",
 }
 """Deprecated names of the fields of `federation`."""
-LARGEST_WEIGHT = 0.5
-"""The default of `server.largest_weight` with at least three sites."""
+LARGEST_SHARE, LARGEST_WEIGHT = 1.5, 0.5
+"""The default of `server.largest_weight` with at least three sites: so many times the equal share, at most one half."""
 FLOATS = ("timeout_seconds", "wait_seconds", "max_norm")
 """Fields for which an integer is accepted too."""
 
@@ -84,7 +84,7 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
 
 def bounds(sites: int) -> dict[str, Any]:
     """The defaults of `server` that bound the influence of one of so many sites."""
-    return {"clip": "adaptive", "largest_weight": LARGEST_WEIGHT if sites >= 3 else 1.0}
+    return {"clip": "adaptive", "largest_weight": min(LARGEST_WEIGHT, LARGEST_SHARE / sites) if sites >= 3 else 1.0}
 
 
 def _read_federation(table: Mapping[str, Any]) -> Federation:
