@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -124,12 +125,10 @@ class Cluster:
 
     def _connect(self, ray: ModuleType) -> None:
         os.environ.update({name: value for name, value in SILENT.items() if name not in os.environ})
-        options: dict[str, Any] = {}
-        if self.is_local:  # no other machine may reach it: whoever does can run code
-            options = {"num_cpus": self.cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options = {"num_cpus": self.cores, "include_dashboard": False} if self.is_local else {}
         self._check_port()
         try:
-            with _signal_handlers_kept():
+            with _signal_handlers_kept(), _on_loopback() if self.is_local else nullcontext():
                 ray.init(self.address, log_to_driver=False, logging_level="critical", namespace="keel", **options)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise self._unreachable(one_line(error)) from error
@@ -154,6 +153,20 @@ def one_line(error: BaseException) -> str:
     """Return the last line of an error of Ray's; the lines before it are process ids and addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that is started here listen on the loopback interface only: whoever reaches it can run code.
+
+    Ray replaces the address 127.0.0.1 by that of the network, except where it does not support clusters (macOS).
+    """
+    constants = import_module("ray._private.ray_constants")
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before  # type: ignore[attr-defined]
 
 
 @contextmanager
