@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from keel.deploy.credentials import make_certificates
 from keel.deploy.site_data import all_sites
 from tests.conftest import Called
 

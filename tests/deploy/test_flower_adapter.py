@@ -32,7 +32,6 @@ PRIVATE_NAMES = {
     "flwr.supercore.task_identity:TaskIdentity": "InProcessGrid sets it so that messages can be made in this process",
     "flwr.supernode.start_client_internal:_pull_and_store_message": "run_supernode checks app bundles in it",
     "flwr.supernode.start_client_internal:_insert_message": "run_supernode replies to a refused message with it",
-    "flwr.supernode.cli:flower_supernode": "run_supernode runs it",
     "flwr.supernode.cli.flower_supernode:_parse_args_run_supernode": "node_config_of reads the node's options with it",
     "flwr.common.config:parse_config_args": "node_config_of and keel deploy doctor read a node's configuration with it",
     "flwr.common.config:get_project_dir": "run_supernode removes an installed app with it",
