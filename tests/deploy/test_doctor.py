@@ -15,7 +15,7 @@ from torch import nn
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
-from keel.deploy import credentials
+from keel.deploy import authority, credentials
 from keel.deploy.credentials import make_certificates
 from keel.deploy.data_doctor import data_findings
 from keel.deploy.doctor import Finding, connection_findings, machine_findings
@@ -77,9 +77,9 @@ def test_another_authority_and_a_closed_port_fail(server: tuple[str, Path], tmp_
 def test_certificates_are_reported_before_they_expire(
     days: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "LIFETIME", timedelta(days=days, hours=1))
-    if days < 0:
-        monkeypatch.setattr(credentials, "LIFETIME", timedelta(hours=-1))
+    lifetime = timedelta(days=days, hours=1) if days > 0 else timedelta(hours=-1)
+    monkeypatch.setattr(authority, "LIFETIME", lifetime)
+    monkeypatch.setattr(credentials, "CA_LIFETIME", lifetime)
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     found = statuses(machine_findings(tmp_path))
     assert found["certificate ca.crt"] == found["certificate server.crt"] == status
