@@ -107,7 +107,7 @@ def test_the_command_shows_files_and_differences_and_asks(
     assert first.code == 0, first.err
     assert "study/task.py" in first.out
     assert "def site_data(node):" in first.out, "the first approval shows the code itself"
-    assert "site.toml" not in first.out, "the policy is no part of the app"
+    assert "bytes  site.toml" not in first.out, "the policy is no part of the app"
     task = app / "study" / "task.py"
     task.write_text(task.read_text().replace("nn.ReLU()", "nn.Tanh()"))
     monkeypatch.setattr("sys.stdin", StringIO("n\n"))
@@ -185,6 +185,13 @@ def test_a_node_checks_every_message_and_passes_hash_and_policy_to_the_app(
     (tmp_path / "approved" / "approved.json").unlink()
     assert offer(check, content, state) == ["approval: AppNotApproved"], "also for a run that it knows"
     assert [line["event"] for line in audit_lines(tmp_path / "state")] == ["refused", "refused"]
+
+
+def test_a_check_that_cannot_write_refuses_the_app_and_the_node_stays(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "approved").write_text("a file in place of the folder")
+    check = bundle_check(Approval(tmp_path / "approved"), tmp_path / "site.toml", tmp_path / "state")
+    state = NodeState(runs={}, bundles={}, installed=[])
+    assert offer(check, build_bundle(app), state) == ["approval: AppNotApproved"]
 
 
 WRONG = {

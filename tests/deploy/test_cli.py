@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,14 +53,62 @@ def test_the_template_loads_a_sites_csv_file(keel: Keel, tmp_path: Path) -> None
     keel("deploy", "new", "csv-file")
     rows = [",".join(["0.5"] * 10 + [str(row % 2)]) for row in range(20)]
     (tmp_path / "patients.csv").write_text("\n".join([",".join("abcdefghijk"), *rows]))
-    module = importlib.util.spec_from_file_location("csv_file_task", tmp_path / "csv-file/csv_file/task.py")
+    task = load_task(tmp_path / "csv-file/csv_file/task.py")
+    (inputs, labels), (_, test_labels) = task.site_data({"site": 0, "data": str(tmp_path / "patients.csv")})
+    assert inputs.shape == (16, 10)
+    assert (len(labels), len(test_labels)) == (16, 4)
+
+
+def load_task(path: Path) -> Any:
+    module = importlib.util.spec_from_file_location(path.parent.name, path)
     assert module is not None
     assert module.loader is not None
     task = importlib.util.module_from_spec(module)
     module.loader.exec_module(task)
-    (inputs, labels), (_, test_labels) = task.site_data({"site": 0, "data": str(tmp_path / "patients.csv")})
-    assert inputs.shape == (16, 10)
-    assert (len(labels), len(test_labels)) == (16, 4)
+    return task
+
+
+def test_the_templates_test_part_is_shuffled_and_does_not_depend_on_the_order_of_the_file(
+    keel: Keel, tmp_path: Path
+) -> None:
+    keel("deploy", "new", "sorted-file")
+    task = load_task(tmp_path / "sorted-file/sorted_file/task.py")
+    rows = [",".join([str(row)] * 10 + [str(int(row >= 50))]) for row in range(100)]  # sorted by class
+    parts = []
+    for name, lines in ("sorted.csv", rows), ("reversed.csv", rows[::-1]):
+        (tmp_path / name).write_text("\n".join([",".join("abcdefghijk"), *lines]))
+        (inputs, _), (test_inputs, test_labels) = task.site_data({"site": 0, "data": str(tmp_path / name)})
+        assert set(test_labels.tolist()) == {0, 1}
+        assert (len(inputs), len(test_inputs)) == (80, 20)
+        assert not set(inputs[:, 0]) & set(test_inputs[:, 0])
+        parts.append(test_inputs.tolist())
+    assert parts[0] == parts[1]
+
+
+def test_the_check_runs_under_the_policy_of_the_folder(
+    keel: Keel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keel("deploy", "new", "strict", "--sites", "1")
+    assert keel("deploy", "check", "strict", "--rounds", "1").code == 0
+    policy = tmp_path / "strict/site.toml"
+    policy.write_text(policy.read_text().replace("min_batch = 8", "min_batch = 17"))
+    checked = keel("deploy", "check", "strict", "--rounds", "1")
+    assert checked.code == 2
+    assert "node 1 rejected: policy:min_batch: PolicyRefusal" in caplog.text
+
+
+def test_a_node_does_not_start_without_a_policy(keel: Keel) -> None:
+    called = keel("deploy", "node", "--superlink", "127.0.0.1:1")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "policy 'site.toml' cannot be read" in called.err
+
+
+def test_a_site_starts_with_private_files_and_only_the_approved_app(keel: Keel, tmp_path: Path) -> None:
+    keel("deploy", "new", "private")
+    script = (tmp_path / "private/start_site.sh").read_text()
+    assert "umask 077" in script
+    assert "keel deploy node" in script
+    assert "flower-supernode" not in script
 
 
 def test_every_script_in_the_generated_readme_exists(keel: Keel, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_restarted_nodes_continue_with_their_client_state(federation: Federation
     log = federation.run_log()
     assert "resuming after round 2 of 3" in log
     assert "lost its client state" not in log
+    assert (federation.folder / "marker-1").exists(), "the sites have imported the approved client app"
     for site in finished.records[2]["cohort"]:
         assert list((federation.folder / "client-state" / f"site-{site}").glob("*/state-3.safetensors"))
 
@@ -175,12 +176,11 @@ def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation,
 
 
 def test_an_app_that_differs_from_the_approved_one_by_one_byte_is_refused_before_its_code_runs(
-    federation: Federation, finished: Run
+    federation: Federation,
 ) -> None:
     folder, client = federation.folder, federation.folder / "three_sites" / "client.py"
-    assert (folder / "marker-1").exists(), "the approved app has run"
     client.write_text(client.read_text().replace("marker-1", "marker-2"))
-    federation.run()
+    federation.run("-c", f'federation.out="{folder / "refused"}"')
     federation.wait_until(
         lambda: federation.run_log().count("rejected: approval: AppNotApproved") >= SITES, "every site refuses the app"
     )

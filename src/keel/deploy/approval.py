@@ -13,6 +13,7 @@ from difflib import unified_diff
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from tempfile import mkstemp
 from zipfile import BadZipFile, ZipFile
 
 from keel.errors import KeelError
@@ -125,10 +126,9 @@ class Approval:
 
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self.folder / f".{name}.new"
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        descriptor, temporary = mkstemp(prefix=f".{name}.", dir=self.folder)  # several nodes may share the folder
+        with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(self.folder / name)
+        Path(temporary).replace(self.folder / name)

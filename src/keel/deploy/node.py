@@ -16,8 +16,8 @@ from keel.errors import KeelError
 
 def run_node(approved: Path, policy: Path, arguments: list[str]) -> None:
     """Run flower-supernode with these arguments. Files that it and its client app write are private to their owner."""
+    read_policy(policy)  # an invalid one is an error before the node connects
     os.umask(0o077)
-    read_policy(policy)  # fail before the node connects
     folder = state_folder(node_config_of(arguments), "node")
     run_supernode(arguments, bundle_check(Approval(approved.absolute()), policy.absolute(), folder))
 
@@ -30,8 +30,8 @@ def bundle_check(approval: Approval, policy: Path, state: Path) -> CheckBundle:
         metadata = message.metadata
         try:
             app = approval.check(bundle)
-        except KeelError as error:
-            log.error("%s", error)
+        except Exception as error:  # whatever fails in the check, the app is not approved and the node stays
+            log.error("%s", error, exc_info=not isinstance(error, KeelError))
             record(state, "refused", reason="approval", run=str(metadata.run_id), kind=metadata.message_type)
             raise BundleRefused("approval: AppNotApproved") from None
         if metadata.run_id not in logged:
