@@ -140,8 +140,8 @@ class Federation:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def run(self) -> None:
-        answer = json.loads(self.flwr("run", ".", "federation", "--format", "json"))
+    def run(self, *options: str) -> None:
+        answer = json.loads(self.flwr("run", ".", "federation", "--format", "json", *options))
         assert answer["success"], answer
         self.last_run = str(answer["run-id"])
 
