@@ -38,7 +38,10 @@ CASES = [
     ("run --engine seral", "unknown engine.name 'seral'; did you mean 'serial'? known: auto, cohort, pool, ray, "),
     ("run --set participation.sampler=cycle", "unknown participation.sampler 'cycle'; did you mean 'cyclic'? "),
     ("run --set locl.lr=1", "unknown spec field 'locl'; did you mean 'local'? known: algorithm, data, "),
-    ("run --set server.rl=1", "unknown server field 'rl'; known: decay, lr, schedule, warmup, weighting"),
+    (
+        "run --set server.rl=1",
+        "unknown server field 'rl'; known: clip, decay, largest_weight, lr, ",
+    ),
     ("run --set local.lr=-1", LEARNING_RATE),
     ("run --set rounds=abc", "rounds must be a valid integer (got 'abc')"),
     ("run --set local.precision=fp8", "local.precision must be 'float32' or 'bf16' (got 'fp8')"),
