@@ -116,6 +116,26 @@ def test_the_steps_of_epochs_and_minibatches_larger_than_the_data_count(tmp_path
     assert few.error.reason == "policy:min_batch: PolicyRefusal"
 
 
+def test_the_last_minibatch_of_an_epoch_does_not_reveal_a_row(tmp_path: Path) -> None:
+    """33 examples in minibatches of 32 and 1, and again in minibatches of 11: together they give the gradient of one."""
+    inputs, labels = torch.randn(33, 4, generator=torch.Generator().manual_seed(1)), torch.arange(33) % 2
+    settings = {"local__epochs": 1, "local__lr": 1e-5}
+
+    def request(node: dict[str, Any], kind: str = "train", **changed: Any) -> Any:
+        return ask(kind, linear, lambda n: (inputs, labels), node, THETA, **settings, **changed)
+
+    open_node = {"policy": "", "state-dir": str(tmp_path)}
+    uneven, even = (report_of(request(open_node, local__batch=batch)) for batch in (32, 11))
+    gradient = uneven - even * 11 / 32  # 31/32 of the one in the last minibatch
+    recovered = gradient[:4] / gradient[8]
+    assert any(torch.allclose(recovered, row, rtol=1e-2) for row in inputs)
+    node = node_with(write_policy(tmp_path, min_batch=8, min_steps=2), tmp_path / "state")
+    assert not request(node, local__batch=11).has_error()
+    for kind in "query", "train":
+        assert request(node, kind, local__batch=32).error.reason == "policy:min_batch: PolicyRefusal"
+    assert not request(node, local__batch=16, local__drop_last=True).has_error()
+
+
 def test_evaluation_can_be_forbidden_and_needs_enough_test_examples(tmp_path: Path) -> None:
     node = node_with(write_policy(tmp_path, evaluation=False), tmp_path / "state")
     data = Data(test=9)

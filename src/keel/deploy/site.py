@@ -105,8 +105,7 @@ class Site:
             task = make_task(self.spec, module=module, data=data, loss=self._loss)
         if self.policy is not None:
             examples = int(data.partition.sizes[0])
-            steps = local_training(self.spec, task).config.count(examples)
-            self.policy.check_examples(examples, steps, self.spec.local.batch)
+            self.policy.check_examples(examples, local_training(self.spec, task).config.sizes(examples))
         return task
 
     @cached_property

@@ -1,7 +1,7 @@
 """The policy of a site, `site.toml`: which requests the site answers. It is enforced at the site and fails closed."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ class Policy(BaseModel):
     references: list[str] = []
     """Objects "module:name" that a request may name, which the site then imports."""
     min_batch: Count
-    """Smallest minibatch."""
+    """Smallest minibatch, the last one of an epoch included."""
     min_steps: Count
     """Smallest number of local steps of a round."""
     min_examples: Count
@@ -97,14 +97,23 @@ class Policy(BaseModel):
         if kind == "evaluate" and not self.evaluation:
             raise PolicyRefusal("evaluation", "is false, but the request is for an evaluation")
 
-    def check_examples(self, examples: int, steps: int, batch: int) -> None:
-        """Check the size of the site's data, and the local training that follows from it."""
+    def check_examples(self, examples: int, sizes: Sequence[int]) -> None:
+        """Check the size of the site's data, and the sizes of the minibatches that follow from it, one for each step.
+
+        The last minibatch of an epoch may be smaller than `local.batch`.
+        """
         if examples < self.min_examples:
             raise PolicyRefusal("min_examples", f"is {self.min_examples}, but the site has {examples} examples")
-        if min(batch, examples) < self.min_batch:
-            raise PolicyRefusal("min_batch", f"is {self.min_batch}, but the site has {examples} examples")
-        if steps < self.min_steps:
-            raise PolicyRefusal("min_steps", f"is {self.min_steps}, but the request amounts to {steps} local steps")
+        if min(sizes) < self.min_batch:
+            raise PolicyRefusal(
+                "min_batch",
+                f"is {self.min_batch}, but with {examples} examples one minibatch has {min(sizes)}; "
+                "set local.drop_last = true",
+            )
+        if len(sizes) < self.min_steps:
+            raise PolicyRefusal(
+                "min_steps", f"is {self.min_steps}, but the request amounts to {len(sizes)} local steps"
+            )
 
     def check_test_examples(self, examples: int) -> None:
         if examples < self.min_test_examples:
