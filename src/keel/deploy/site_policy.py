@@ -112,7 +112,7 @@ class Policy(BaseModel):
         """Check the numbers of a request that the local training of a round uses, before the data are loaded."""
         for name in ROUND_FIELDS:
             value = request.get(name)
-            if type(value) not in (int, float) or not isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
                 raise KeelError(f"{name} of the request must be a finite number (got {value!r})")
         if request["round"] < 1:
             raise KeelError(f"round of the request must be at least 1 (got {request['round']!r})")
