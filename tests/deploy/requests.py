@@ -26,15 +26,21 @@ def ask(
     node: dict[str, Any],
     theta: torch.Tensor,
     study: str = "trial",
+    crafted: dict[str, Any] | None = None,
     **config: Any,
 ) -> Message:
-    """Send one request to a site and return its reply; `local__steps` sets `local.steps`."""
+    """Send one request to a site and return its reply; `local__steps` sets `local.steps`.
+
+    Args:
+        crafted: Parameters of the request that Keel's server would not send; None leaves one out.
+    """
     settings = {key.replace("__", "."): value for key, value in config.items()}
     spec, _ = read_settings({"algorithm.name": "fedavg", "federation.sites": 1, "federation.out": "-", **settings})
-    request = {"spec": spec.to_toml(), "training": TRAINING, "study": study, "last_round": 0, "site": 0}
+    request: dict[str, Any] = {"spec": spec.to_toml(), "training": TRAINING, "study": study, "last_round": 0, "site": 0}
+    request |= {**messages.request_of(ROUND), "lr": spec.local.lr, **(crafted or {})}
     content = RecordDict(
         {
-            messages.REQUEST: ConfigRecord({**request, **messages.request_of(ROUND), "lr": spec.local.lr}),
+            messages.REQUEST: ConfigRecord({name: value for name, value in request.items() if value is not None}),
             messages.TENSORS: messages.pack({"theta": theta}),
         }
     )

@@ -20,7 +20,8 @@ from flwr.app import Message, RecordDict
 from keel.deploy.approval import App, Approval, read_app
 from keel.deploy.flower_adapter import InProcessGrid, _pull_checked, build_bundle
 from keel.deploy.new import new_federation
-from keel.deploy.node import bundle_check
+from keel.deploy.node import ApprovedOnly, audit_folder
+from keel.deploy.site_state import state_folder
 from tests.conftest import Called
 from tests.deploy.requests import audit_lines
 
@@ -55,6 +56,9 @@ UNSAFE = {
     "parent": {"../outside.py": ""},
     "absolute": {"/etc/cron.d/job": ""},
     "inner parent": {"a/../../outside.py": ""},
+    "newline in a name": {"a.py\nb.py": ""},
+    "escape sequence in a name": {"a\x1b[2K.py": ""},
+    "right-to-left override in a name": {"a\u202eyp.txt": ""},
     "same name on another file system": {"a.py": "good", "A.py": "bad"},
 }
 
@@ -75,6 +79,44 @@ def test_two_files_of_one_name_are_refused_and_so_is_what_is_not_a_zip_file() ->
         read_app(stream.getvalue())
     with pytest.raises(KeelError, match="not a zip file"):
         read_app(b"import os")
+
+
+def test_a_bundle_whose_compressed_data_are_damaged_is_refused() -> None:
+    content = bytearray(bundle({"a.py": "x = 1\n" * 100}))
+    content[30 + len("a.py")] = 0xFF  # the first byte after the header
+    with pytest.raises(KeelError, match="not a zip file"):
+        read_app(bytes(content))
+
+
+HIDDEN: dict[str, tuple[bytes | None, bytes | None, str]] = {
+    "form feed": (b"a = 1\n", b"a = 1\x0c\n", "+a = 1\\x0c"),
+    "carriage return": (b"a = 1\nb = 2\n", b"a = 1\rb = 2\n", "+a = 1\\x0db = 2"),
+    "line separator": (b"# a\nb\n", "# a\u2028b\n".encode(), "+# a\\u2028b"),
+    "last newline": (b"a = 1\n", b"a = 1", "-"),
+    "byte that is not UTF-8": (b"'\\xff'\n", b"'\xff'\n", "+'\\xff'"),
+    "new empty file": (None, b"", "added a.py"),
+    "removed empty file": (b"", None, "removed a.py"),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_diff_shows_every_change(case: str) -> None:
+    old, new, line = HIDDEN[case]
+    before, after = (App({} if content is None else {"a.py": content}) for content in (old, new))
+    assert line in after.diff(before).split("\n")
+    assert after.diff(after) == ""
+
+
+def test_the_command_prints_no_control_or_format_characters(keel: Keel, tmp_path: Path) -> None:
+    hidden = "evil()\x1b[2K\r# good\x08\u202e\u200b\x9b\ttab, Grüße\n"
+    file = tmp_path / "app.fab"
+    for name, content in ("first", hidden), ("second", f"x = 1\n{hidden}y = 2\n"):
+        file.write_bytes(bundle({"a.py": content.encode() + b"\xff"}))
+        shown = keel("deploy", "approve", str(file), "--yes").out
+        assert "evil()\\x1b[2K\\x0d# good\\x08\\u202e\\u200b\\x9b\ttab, Grüße\n" in shown, name
+        assert all(c in "\n\t" or c.isprintable() for c in shown), name
+    assert "no file has changed" not in shown
+    assert "no file has changed" in keel("deploy", "approve", str(file), "--yes").out
 
 
 def test_without_a_valid_approval_everything_is_refused(app: Path, tmp_path: Path) -> None:
@@ -175,7 +217,7 @@ def test_a_node_checks_every_message_and_passes_hash_and_policy_to_the_app(
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     approval, content = Approval(tmp_path / "approved"), build_bundle(app)
-    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
     state = NodeState(runs={}, bundles={}, installed=[])
     assert offer(check, content, state) == ["approval: AppNotApproved"]
     assert state.installed == []
@@ -189,9 +231,27 @@ def test_a_node_checks_every_message_and_passes_hash_and_policy_to_the_app(
 
 def test_a_check_that_cannot_write_refuses_the_app_and_the_node_stays(app: Path, tmp_path: Path) -> None:
     (tmp_path / "approved").write_text("a file in place of the folder")
-    check = bundle_check(Approval(tmp_path / "approved"), tmp_path / "site.toml", tmp_path / "state")
+    check = ApprovedOnly(Approval(tmp_path / "approved"), tmp_path / "site.toml", tmp_path / "state")
     state = NodeState(runs={}, bundles={}, installed=[])
     assert offer(check, build_bundle(app), state) == ["approval: AppNotApproved"]
+
+
+def test_a_node_that_cannot_write_its_audit_log_refuses_and_stays(
+    app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("a file in place of the folder")
+    check = ApprovedOnly(Approval(tmp_path / "approved"), tmp_path / "site.toml", tmp_path / "state")
+    state = NodeState(runs={}, bundles={}, installed=[])
+    assert offer(check, build_bundle(app), state) == ["approval: AppNotApproved"]
+    assert state.installed == []
+    assert "could not write its audit log" in caplog.text
+
+
+@pytest.mark.parametrize("settings", ["site=3", 'site=3 state-dir="/srv/state"'])
+def test_the_node_and_its_client_app_write_one_audit_log(settings: str) -> None:
+    arguments = ["--superlink", "127.0.0.1:1", "--node-config", settings]
+    expected = Path("/srv/state") if "state-dir" in settings else state_folder({}, "site-3")
+    assert audit_folder(arguments) == expected
 
 
 WRONG = {
@@ -211,9 +271,11 @@ def test_an_approved_bundle_does_not_open_the_door_to_an_installed_app(
     approval, content = Approval(tmp_path / "approved"), build_bundle(app)
     approval.approve(content)
     state = NodeState(runs={}, bundles={}, installed=[])
-    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
     assert offer(check, content, state, **WRONG[case]) == ["approval: WrongBundle"]
     assert state.installed == []
+    (line,) = audit_lines(tmp_path / "state")
+    assert (line["event"], line["reason"], line["kind"]) == ("refused", "approval: WrongBundle", "query")
 
 
 def test_an_app_that_is_installed_already_is_removed_before_it_is_installed_again(
@@ -227,6 +289,33 @@ def test_an_app_that_is_installed_already_is_removed_before_it_is_installed_agai
     approval.approve(content)
     installed = install_from_fab(content, skip_prompt=True)
     (installed / "study" / "client.py").write_text("changed")
-    check = bundle_check(approval, tmp_path / "site.toml", tmp_path / "state")
+    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
     assert offer(check, content, NodeState(runs={}, bundles={}, installed=[])) == []
     assert not installed.exists()
+
+
+def test_an_installed_app_that_cannot_be_removed_is_refused(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.cli.install import install_from_fab
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
+    approval.approve(content)
+    installed = install_from_fab(content, skip_prompt=True)
+    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
+
+    def fail(path: Any, **options: Any) -> None:
+        if not options.get("ignore_errors"):
+            raise PermissionError(path)
+
+    state = NodeState(runs={}, bundles={}, installed=[])
+    with monkeypatch.context() as patch:
+        patch.setattr("keel.deploy.flower_adapter.rmtree", fail)
+        assert offer(check, content, state) == ["approval: PermissionError"]
+    assert state.installed == []
+    elsewhere = installed.rename(tmp_path / "elsewhere")
+    installed.symlink_to(elsewhere)
+    assert offer(check, content, state) == []
+    assert not installed.is_symlink()
+    assert elsewhere.exists(), "only the link is removed"

@@ -194,5 +194,5 @@ def test_an_app_that_differs_from_the_approved_one_by_one_byte_is_refused_before
     for site in range(SITES):
         assert "is refused: the approved app is" in federation.log(f"site-{site}")
         audit = folder / "client-state" / f"site-{site}" / "audit.jsonl"
-        assert json.loads(audit.read_text().splitlines()[-1])["reason"] == "approval"
+        assert json.loads(audit.read_text().splitlines()[-1])["reason"] == "approval: AppNotApproved"
         assert verify(audit).fault is None

@@ -1,10 +1,12 @@
 """The policy of a site: what it refuses, before it loads any data, and that it fails closed."""
 
+import tomllib
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy import messages
 from keel.deploy.new import new_federation
+from keel.deploy.settings import read_settings
 from keel.deploy.site_policy import read_policy
 from tests.deploy.policies import policy_text, write_policy
 from tests.deploy.requests import ask, audit_lines, node_with
@@ -116,6 +119,26 @@ def test_the_steps_of_epochs_and_minibatches_larger_than_the_data_count(tmp_path
     assert few.error.reason == "policy:min_batch: PolicyRefusal"
 
 
+def test_the_last_minibatch_of_an_epoch_does_not_reveal_a_row(tmp_path: Path) -> None:
+    """33 examples in minibatches of 32 and 1, and again in minibatches of 11, give the gradient of one example."""
+    inputs, labels = torch.randn(33, 4, generator=torch.Generator().manual_seed(1)), torch.arange(33) % 2
+    settings = {"local__epochs": 1, "local__lr": 1e-5}
+
+    def request(node: dict[str, Any], kind: str = "train", **changed: Any) -> Any:
+        return ask(kind, linear, lambda n: (inputs, labels), node, THETA, **settings, **changed)
+
+    open_node = {"policy": "", "state-dir": str(tmp_path)}
+    uneven, even = (report_of(request(open_node, local__batch=batch)) for batch in (32, 11))
+    gradient = uneven - even * 11 / 32  # 31/32 of the one in the last minibatch
+    recovered = gradient[:4] / gradient[8]
+    assert any(torch.allclose(recovered, row, rtol=1e-2) for row in inputs)
+    node = node_with(write_policy(tmp_path, min_batch=8, min_steps=2), tmp_path / "state")
+    assert not request(node, local__batch=11).has_error()
+    for kind in "query", "train":
+        assert request(node, kind, local__batch=32).error.reason == "policy:min_batch: PolicyRefusal"
+    assert not request(node, local__batch=16, local__drop_last=True).has_error()
+
+
 def test_evaluation_can_be_forbidden_and_needs_enough_test_examples(tmp_path: Path) -> None:
     node = node_with(write_policy(tmp_path, evaluation=False), tmp_path / "state")
     data = Data(test=9)
@@ -125,6 +148,60 @@ def test_evaluation_can_be_forbidden_and_needs_enough_test_examples(tmp_path: Pa
     reply = ask("evaluate", linear, data, node, THETA, local__steps=2)
     assert reply.error.reason == "policy:min_test_examples: PolicyRefusal"
     assert not ask("evaluate", linear, Data(test=10), node, THETA, local__steps=2).has_error()
+
+
+@pytest.mark.parametrize("kind", ["evaluate.default", "evaluate"])
+def test_no_message_type_evaluates_where_evaluation_is_forbidden(kind: str, tmp_path: Path) -> None:
+    node, data = node_with(write_policy(tmp_path, evaluation=False), tmp_path / "state"), Data(test=20)
+    reply = ask(kind, linear, data, node, THETA, local__steps=2)
+    assert reply.error.reason == "policy:evaluation: PolicyRefusal"
+    assert data.loads == 0
+
+
+@pytest.mark.parametrize("evaluation", [{"on": "validation"}, {"clients": 1}])
+@pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
+def test_no_request_evaluates_on_training_examples(kind: str, evaluation: dict[str, Any], tmp_path: Path) -> None:
+    node, data = node_with(write_policy(tmp_path), tmp_path / "state"), Data(test=20)
+    settings = {"algorithm.name": "fedavg", "federation.sites": 1, "federation.out": "-", "local.steps": 2}
+    spec, _ = read_settings(settings)
+    table = tomllib.loads(spec.to_toml())
+    crafted = {"spec": tomli_w.dumps({**table, "evaluation": {**table["evaluation"], **evaluation}})}
+    reply = ask(kind, linear, data, node, THETA, crafted=crafted, local__steps=2)
+    assert reply.error.reason == "policy:evaluation: PolicyRefusal"
+    assert data.loads == 0
+
+
+def test_evaluations_count_as_reports(tmp_path: Path) -> None:
+    node = node_with(write_policy(tmp_path, max_reports=2), tmp_path / "state")
+    replies = [ask("evaluate", linear, Data(test=20), node, THETA, local__steps=2) for _ in range(3)]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert replies[2].error.reason == "policy:max_reports: PolicyRefusal"
+    none = ask("evaluate", linear, Data(), node, THETA, local__steps=2)
+    assert not none.has_error(), "without test examples nothing leaves"
+
+
+CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
+    "a learning rate above that of the settings": ({"lr": 1e6}, "policy:max_lr: PolicyRefusal"),
+    "a negative learning rate": ({"lr": -1e6}, "policy:max_lr: PolicyRefusal"),
+    "a learning rate that is not finite": ({"lr": float("nan")}, "internal: KeelError"),
+    "a learning rate as text": ({"lr": "1"}, "internal: KeelError"),
+    "no learning rate": ({"lr": None}, "internal: KeelError"),
+    "an infinite period": ({"period": float("inf")}, "internal: KeelError"),
+    "a fraction of a round": ({"round": 1.5}, "internal: KeelError"),
+    "a round as text": ({"round": "1"}, "internal: KeelError"),
+    "a round as truth value": ({"round": True}, "internal: KeelError"),
+    "round zero": ({"round": 0}, "internal: KeelError"),
+    "no round": ({"round": None}, "internal: KeelError"),
+}
+
+
+@pytest.mark.parametrize("kind", ["train", "train.probe", "train.default"])
+@pytest.mark.parametrize("case", CRAFTED)
+def test_the_numbers_of_a_round_are_checked_before_the_data_are_loaded(case: str, kind: str, tmp_path: Path) -> None:
+    crafted, reason = CRAFTED[case]
+    node, data = node_with(write_policy(tmp_path, max_lr=10.0), tmp_path / "state"), Data()
+    assert ask(kind, linear, data, node, THETA, crafted=crafted, local__steps=2).error.reason == reason
+    assert data.loads == 0
 
 
 def test_reports_are_counted_over_all_requests(tmp_path: Path) -> None:

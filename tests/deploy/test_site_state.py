@@ -1,5 +1,7 @@
 """Client state on a site's disk: complete or absent, and kept for the last round that the server counted."""
 
+import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from keel import KeelError
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from keel.deploy.new import new_federation
 from keel.deploy.site_state import SiteState, state_folder
 
 TRAINING = "0123456789abcdef" * 2
@@ -104,3 +107,18 @@ def test_half_precision_applies_to_model_sized_tensors_only(tmp_path: Path) -> N
     assert loaded["last"].tolist() == [261]
     assert loaded["scale"].tolist() == [261.03125]
     assert loaded["c"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("settings", [[], ['data="/srv/patients.csv"']])
+def test_start_site_needs_no_settings(settings: list[str], tmp_path: Path) -> None:
+    new_federation(tmp_path / "study", 3, "fedavg")
+    command = tmp_path / "bin" / "keel"
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\necho "$@"\n')
+    command.chmod(0o700)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    script = ["/bin/sh", "start_site.sh", "0", "127.0.0.1:1", *settings]
+    called = subprocess.run(script, cwd=tmp_path / "study", env=environment, capture_output=True, text=True, timeout=30)
+    assert called.returncode == 0, called.stderr
+    state = tmp_path / "study" / "client-state" / "site-0"
+    assert " ".join(["site=0", f'state-dir="{state}"', *settings]) in called.stdout

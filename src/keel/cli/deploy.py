@@ -254,7 +254,7 @@ def approve(
     Example: keel deploy approve my-federation
     """
     _require_flower()
-    from keel.deploy.approval import Approval, read_app
+    from keel.deploy.approval import Approval, printable, read_app
     from keel.deploy.flower_adapter import build_bundle
 
     approval = Approval(approved)
@@ -264,9 +264,11 @@ def approve(
         typer.echo(f"{len(content):>9} bytes  {path}")
     if last is None:
         for path, content in sorted(new_app.files.items()):
-            typer.echo(f"\n--- {path}\n{content.decode(errors='backslashreplace')}")
+            typer.echo(f"\n--- {path}\n{printable(content)}")
+    elif new_app.hash == last.hash:
+        typer.echo("no file has changed since the last approval")
     else:
-        typer.echo(new_app.diff(last) or "no file has changed since the last approval")
+        typer.echo(new_app.diff(last))
     typer.echo(f"hash {new_app.hash}")
     if not yes and not typer.confirm("Does this site run this code on its data?"):
         raise KeelError("the app is not approved")

@@ -7,6 +7,7 @@ libraries compress differently therefore compute the same hash from the same fol
 import json
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import unified_diff
@@ -39,12 +40,34 @@ class App:
         return sha256("".join(lines).encode()).hexdigest()
 
     def diff(self, other: "App") -> str:
-        """Return the changes from `other` to this app, as a unified diff."""
+        """Return the changes from `other` to this app, as a unified diff that is safe to print."""
         parts: list[str] = []
         for path in sorted(self.files.keys() | other.files.keys()):
-            old, new = (app.files.get(path, b"").decode(errors="backslashreplace") for app in (other, self))
-            parts += unified_diff(old.splitlines(), new.splitlines(), f"approved/{path}", f"new/{path}", lineterm="")
-        return "\n".join(parts)
+            old, new = other.files.get(path), self.files.get(path)
+            if old is None:
+                parts.append(f"added {path}")
+            elif new is None:
+                parts.append(f"removed {path}")
+            names = f"approved/{path}", f"new/{path}"
+            parts += unified_diff(_lines(old), _lines(new), *names, lineterm="")
+        return "\n".join(map(printable, parts))
+
+
+def _lines(content: bytes | None) -> list[str]:
+    """Split a file at newlines alone: Python's other line breaks are content. Other bytes give other lines."""
+    return [] if content is None else content.decode(errors="surrogateescape").split("\n")
+
+
+def printable(text: str | bytes) -> str:
+    """Return text in which every character that a terminal may interpret or hide is escaped, but newline and tab."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="surrogateescape")
+    return "".join(c if c in "\n\t" or c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    raw = character.encode(errors="surrogateescape")
+    return repr(character)[1:-1] if len(raw) > 1 else f"\\x{raw[0]:02x}"
 
 
 def read_app(bundle: bytes) -> App:
@@ -61,10 +84,12 @@ def read_app(bundle: bytes) -> App:
             if len(folded) < len(names) or len(names) > MAX_FILES or sum(e.file_size for e in entries) > MAX_BYTES:
                 raise KeelError("the app bundle has files of the same name, or too many or too large files")
             for name in names:
+                if not name.isprintable():
+                    raise KeelError(f"the app bundle has a file name with control characters (got {name!r})")
                 if not SAFE_PATH.fullmatch(name) or ".." in name.split("/") or name.endswith("/"):
                     raise KeelError(f"the app bundle has a file outside of its folder (got {name!r})")
             return App({name: archive.read(name) for name in names if name != MANIFEST})
-    except (BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError) as error:
+    except (BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
         raise KeelError(f"the app bundle is not a zip file that can be read ({type(error).__name__})") from None
 
 

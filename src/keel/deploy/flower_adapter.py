@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
@@ -130,16 +130,27 @@ def error_reply(reason: str, message: Message) -> Message:
     return Message(Error(APP_EXCEPTION, reason), reply_to=message)
 
 
-CheckBundle = Callable[[bytes, Message], dict[str, Any]]
-"""Called with the app bundle of a run and the message before any of its code is loaded. It returns settings to add to
-the node's configuration, or raises BundleRefused."""
+class BundleCheck(Protocol):
+    """How a node decides which app bundles it runs."""
+
+    def check(self, bundle: bytes, message: Message) -> dict[str, Any]:
+        """Return settings to add to the node's configuration. It is called before any code of the bundle is loaded.
+
+        Raises:
+            BundleRefused: The node does not run it.
+        """
+        ...
+
+    def refused(self, reason: str, message: Message) -> None:
+        """Record that a message was refused, whatever the reason."""
+        ...
 
 
 class BundleRefused(Exception):
     """The site does not run this app bundle. The text of the exception is the reason that the server gets."""
 
 
-def run_supernode(arguments: Sequence[str], check: CheckBundle) -> None:
+def run_supernode(arguments: Sequence[str], check: BundleCheck) -> None:
     """Run flower-supernode with these arguments, and check each message's app bundle before Flower installs it.
 
     A refused message gets an error reply, as after a failed verification by Flower itself.
@@ -158,7 +169,7 @@ def run_supernode(arguments: Sequence[str], check: CheckBundle) -> None:
 
 
 def _pull_checked(
-    pull: Callable[..., Any], insert: Callable[..., Any], check: CheckBundle, parts: dict[str, Any]
+    pull: Callable[..., Any], insert: Callable[..., Any], check: BundleCheck, parts: dict[str, Any]
 ) -> Any:
     """Receive a message as Flower does, with checks of the run and of its app bundle on the way."""
     state, node_config = parts["state"], dict(parts["node_config"])
@@ -185,12 +196,13 @@ def _pull_checked(
         return bundle
 
     def accept(run: Any, bundle: Any) -> None:
-        node_config.update(check(bundle.content, received[-1]))
+        node_config.update(check.check(bundle.content, received[-1]))
         _check_origin(run, bundle)
 
     try:
         return pull(**{**parts, "receive": receive, "get_run": get_run, "get_fab": get_fab, "node_config": node_config})
     except BundleRefused as error:
+        check.refused(str(error), received[-1])
         insert(Message(Error(INVALID_BUNDLE, str(error)), reply_to=received[-1]), state, parts["object_store"])
         return received[-1].metadata.run_id
 
@@ -208,7 +220,19 @@ def _check_origin(run: Any, bundle: Any) -> None:
     if run.primary_task_type == AGENT_APP or stated != (*get_fab_metadata(bundle.content), digest, digest):
         log.error("refused a run whose name, version or hash is not that of its app")
         raise BundleRefused("approval: WrongBundle")
-    rmtree(get_project_dir(*stated[:3]), ignore_errors=True)
+    _remove(get_project_dir(*stated[:3]))
+
+
+def _remove(folder: Path) -> None:
+    """Remove an installed app, or refuse the bundle that would be loaded from its folder."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.exists():
+            rmtree(folder)
+    except OSError as error:
+        log.error("the installed app %s cannot be removed (%s)", folder, error)
+        raise BundleRefused(f"approval: {type(error).__name__}") from None
 
 
 def build_bundle(folder: Path) -> bytes:

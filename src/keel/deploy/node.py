@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message
 
 from keel.deploy.approval import Approval
-from keel.deploy.flower_adapter import BundleRefused, CheckBundle, log, node_config_of, run_supernode
+from keel.deploy.flower_adapter import BundleRefused, log, node_config_of, run_supernode
 from keel.deploy.site_audit import record
 from keel.deploy.site_policy import APP, POLICY, read_policy
 from keel.deploy.site_state import state_folder
@@ -18,25 +18,41 @@ def run_node(approved: Path, policy: Path, arguments: list[str]) -> None:
     """Run flower-supernode with these arguments. Files that it and its client app write are private to their owner."""
     read_policy(policy)  # an invalid one is an error before the node connects
     os.umask(0o077)
-    folder = state_folder(node_config_of(arguments), "node")
-    run_supernode(arguments, bundle_check(Approval(approved.absolute()), policy.absolute(), folder))
+    run_supernode(arguments, ApprovedOnly(Approval(approved.absolute()), policy.absolute(), audit_folder(arguments)))
 
 
-def bundle_check(approval: Approval, policy: Path, state: Path) -> CheckBundle:
-    """Return a check that refuses every app but the approved one, before any of its code is loaded."""
-    logged: set[int] = set()
+def audit_folder(arguments: list[str]) -> Path:
+    """Return the folder of the site's client state, in which its client app writes the audit log too."""
+    node_config = node_config_of(arguments)
+    return state_folder(node_config, f"site-{node_config.get('site')}")
 
-    def check(bundle: bytes, message: Message) -> dict[str, Any]:
-        metadata = message.metadata
+
+class ApprovedOnly:
+    """Refuses every app but the approved one, before any of its code is loaded, and records each refusal.
+
+    Args:
+        state: The folder of the site's client state, which has its audit log.
+    """
+
+    def __init__(self, approval: Approval, policy: Path, state: Path):
+        self.approval, self.policy, self.state = approval, policy, state
+        self.logged: set[int] = set()
+
+    def check(self, bundle: bytes, message: Message) -> dict[str, Any]:
         try:
-            app = approval.check(bundle)
+            app = self.approval.check(bundle)
         except Exception as error:  # whatever fails in the check, the app is not approved and the node stays
             log.error("%s", error, exc_info=not isinstance(error, KeelError))
-            record(state, "refused", reason="approval", run=str(metadata.run_id), kind=metadata.message_type)
             raise BundleRefused("approval: AppNotApproved") from None
-        if metadata.run_id not in logged:
-            log.info("run %d: this site runs the approved app %s, not its own files", metadata.run_id, app)
-            logged.add(metadata.run_id)
-        return {APP: app, POLICY: str(policy)}
+        run = message.metadata.run_id
+        if run not in self.logged:
+            log.info("run %d: this site runs the approved app %s, not its own files", run, app)
+            self.logged.add(run)
+        return {APP: app, POLICY: str(self.policy)}
 
-    return check
+    def refused(self, reason: str, message: Message) -> None:
+        metadata = message.metadata
+        try:
+            record(self.state, "refused", reason=reason, run=str(metadata.run_id), kind=metadata.message_type)
+        except Exception:  # such as a full disk: the message is refused in any case, and the node stays
+            log.exception("this site could not write its audit log")

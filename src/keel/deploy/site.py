@@ -56,8 +56,7 @@ def client_app(model: Model, data: Loader, *, loss: Loss | None = None) -> Clien
         def answer_as_site(
             request: ConfigRecord, message: Message, node: Mapping[str, Any], policy: Policy | None
         ) -> RecordDict:
-            site = Site(model, data, loss, request, node, policy, message.metadata.message_type)
-            return answer(site, message.content)
+            return answer(Site(model, data, loss, request, node, policy), message.content)
 
         return partial(answer_message, answer_as_site)
 
@@ -79,7 +78,6 @@ class Site:
         request: ConfigRecord,
         node: Mapping[str, Any],
         policy: Policy | None,
-        kind: str,
     ):
         self.request, self.node, self.policy = request, node, policy
         table = tomllib.loads(str(request["spec"]))
@@ -87,7 +85,7 @@ class Site:
             policy.check_names(table, request)
         self.spec = resolved_spec(table)
         if policy is not None:
-            policy.check_settings(self.spec, kind, request.get("round"))
+            policy.check_settings(self.spec, request)
         self.number = site_number(node)
         if request.get("site", self.number) != self.number:
             raise KeelError(f"this is site {self.number}, but the request is for site {request['site']!r}")
@@ -105,8 +103,7 @@ class Site:
             task = make_task(self.spec, module=module, data=data, loss=self._loss)
         if self.policy is not None:
             examples = int(data.partition.sizes[0])
-            steps = local_training(self.spec, task).config.count(examples)
-            self.policy.check_examples(examples, steps, self.spec.local.batch)
+            self.policy.check_examples(examples, local_training(self.spec, task).config.sizes(examples))
         return task
 
     @cached_property
@@ -149,6 +146,7 @@ class Site:
 
     def probe(self, content: RecordDict) -> RecordDict:
         """Run the first phase of a round, and keep what the server sent for the second."""
+        self._check_round()
         self._count_report()
         broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request, self.flat_model.sizes)
         with coded("state"):
@@ -160,6 +158,7 @@ class Site:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train one round as every engine does, from the client state of the last round that the server counted."""
+        self._check_round()
         self._count_report()
         last_round, ctx = (
             int(str(self.request["last_round"])),
@@ -195,12 +194,15 @@ class Site:
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Measure the model on this site's test examples: the sum of the losses, and how many targets are correct."""
+        if self.policy is not None:
+            self.policy.check_evaluation()
         received, buffers = self._on_device(messages.unpack_request(content))
         data = self.task.data
         if not has_test_examples(data):
             return self._reply({}, {"loss": 0.0, "correct": 0, "labelled": 0, "examples": 0})
         if self.policy is not None:
             self.policy.check_test_examples(len(data.test))
+            self._count_report()
         evaluator = Evaluator(replace(self.task, module=self.flat_model.module), self.spec.model.buffers == "local")
         evaluator.load_weights(received["theta"], buffers)
         sums = sum(map(evaluator.measure, range(evaluator.parts)), torch.zeros(evaluator.sums))
@@ -216,6 +218,10 @@ class Site:
         """Move what the server sent to this site's device; return the algorithm's tensors and the model's buffers."""
         received = to_device(tensors, self.device)
         return received, received.pop(BUFFERS, None)
+
+    def _check_round(self) -> None:
+        if self.policy is not None:
+            self.policy.check_round(self.request)
 
     def _count_report(self) -> None:
         if self.policy is not None:

@@ -1,13 +1,15 @@
 """The policy of a site, `site.toml`: which requests the site answers. It is enforced at the site and fails closed."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from keel.algorithms.base import Context
 from keel.config.schema import CUSTOM, Spec
 from keel.deploy.site_errors import PolicyRefusal
 from keel.errors import KeelError, explain
@@ -15,6 +17,8 @@ from keel.errors import KeelError, explain
 POLICY, APP = "policy", "app"
 """Settings that `keel deploy node` adds to the node's configuration: the policy's file, and the hash of the app."""
 
+ROUND_FIELDS = [name for name in Context.__dataclass_fields__ if name != "sizes"]
+"""The numbers of a request that describe its round."""
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -32,7 +36,7 @@ class Policy(BaseModel):
     references: list[str] = []
     """Objects "module:name" that a request may name, which the site then imports."""
     min_batch: Count
-    """Smallest minibatch."""
+    """Smallest minibatch, the last one of an epoch included."""
     min_steps: Count
     """Smallest number of local steps of a round."""
     min_examples: Count
@@ -40,9 +44,9 @@ class Policy(BaseModel):
     max_rounds: Count
     """Largest number of rounds of a training."""
     max_reports: Count
-    """Largest number of reports that leave the site over all trainings and repeated rounds."""
+    """Largest number of reports and evaluations that leave the site over all trainings and repeated rounds."""
     max_lr: Positive | None = None
-    """Largest local learning rate."""
+    """Largest local learning rate, in the settings and in each round."""
     evaluation: bool
     """Whether the site evaluates models on its test examples."""
     min_test_examples: Count
@@ -83,28 +87,58 @@ class Policy(BaseModel):
             if table.get(section, {}).get("name") != CUSTOM or "init" in table[section]:
                 raise PolicyRefusal("references", f"the request's {section} is not the one of the approved app")
 
-    def check_settings(self, spec: Spec, kind: str, round: object) -> None:
+    def check_settings(self, spec: Spec, request: Mapping[str, Any]) -> None:
         """Check the settings of a request, before the data are loaded."""
-        local, rounds = spec.local, max(spec.rounds, round if isinstance(round, int) else 0)
+        local, round = spec.local, request.get("round", 0)
+        if type(round) is not int:
+            raise KeelError(f"round of the request must be an integer (got {round!r})")
+        rounds = max(spec.rounds, round)
         if local.batch < self.min_batch:
             raise PolicyRefusal("min_batch", f"is {self.min_batch}, but local.batch is {local.batch}")
         if local.steps is not None and local.steps < self.min_steps:
             raise PolicyRefusal("min_steps", f"is {self.min_steps}, but local.steps is {local.steps}")
         if rounds > self.max_rounds:
             raise PolicyRefusal("max_rounds", f"is {self.max_rounds}, but the request is for {rounds} rounds")
-        if self.max_lr is not None and local.lr > self.max_lr:
-            raise PolicyRefusal("max_lr", f"is {self.max_lr:g}, but local.lr is {local.lr:g}")
-        if kind == "evaluate" and not self.evaluation:
+        self._check_lr("local.lr", local.lr)
+        if spec.evaluation.on != "test" or spec.evaluation.clients is not None:
+            raise PolicyRefusal("evaluation", "the request is to evaluate on other examples than the test examples")
+
+    def check_evaluation(self) -> None:
+        """Check that the site evaluates models, before the data are loaded."""
+        if not self.evaluation:
             raise PolicyRefusal("evaluation", "is false, but the request is for an evaluation")
 
-    def check_examples(self, examples: int, steps: int, batch: int) -> None:
-        """Check the size of the site's data, and the local training that follows from it."""
+    def check_round(self, request: Mapping[str, Any]) -> None:
+        """Check the numbers of a request that the local training of a round uses, before the data are loaded."""
+        for name in ROUND_FIELDS:
+            value = request.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+                raise KeelError(f"{name} of the request must be a finite number (got {value!r})")
+        if request["round"] < 1:
+            raise KeelError(f"round of the request must be at least 1 (got {request['round']!r})")
+        self._check_lr("the learning rate of the round", request["lr"])
+
+    def _check_lr(self, name: str, lr: float) -> None:
+        if self.max_lr is not None and not 0 <= lr <= self.max_lr:
+            raise PolicyRefusal("max_lr", f"is {self.max_lr:g}, but {name} is {lr:g}")
+
+    def check_examples(self, examples: int, sizes: Sequence[int]) -> None:
+        """Check the size of the site's data, and the sizes of the minibatches that follow from it, one for each step.
+
+        The last minibatch of an epoch may be smaller than `local.batch`.
+        """
         if examples < self.min_examples:
             raise PolicyRefusal("min_examples", f"is {self.min_examples}, but the site has {examples} examples")
-        if min(batch, examples) < self.min_batch:
-            raise PolicyRefusal("min_batch", f"is {self.min_batch}, but the site has {examples} examples")
-        if steps < self.min_steps:
-            raise PolicyRefusal("min_steps", f"is {self.min_steps}, but the request amounts to {steps} local steps")
+        if min(sizes) < self.min_batch:
+            raise PolicyRefusal(
+                "min_batch",
+                f"is {self.min_batch}, but with {examples} examples one minibatch has {min(sizes)}; "
+                "set local.drop_last = true",
+            )
+        if len(sizes) < self.min_steps:
+            raise PolicyRefusal(
+                "min_steps", f"is {self.min_steps}, but the request amounts to {len(sizes)} local steps"
+            )
 
     def check_test_examples(self, examples: int) -> None:
         if examples < self.min_test_examples:
