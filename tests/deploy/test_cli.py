@@ -98,6 +98,29 @@ def test_the_check_runs_under_the_policy_of_the_folder(
     assert "node 1 rejected: policy:min_batch: PolicyRefusal" in caplog.text
 
 
+def test_the_check_names_an_invalid_field_of_the_policy(keel: Keel, tmp_path: Path) -> None:
+    keel("deploy", "new", "typed", "--sites", "1")
+    policy = tmp_path / "typed/site.toml"
+    policy.write_text(policy.read_text().replace("min_batch = 8", 'min_batch = "eight"'))
+    checked = keel("deploy", "check", "typed", "--rounds", "1")
+    assert (checked.code, checked.err.count("\n")) == (2, 1)
+    assert "min_batch must be a valid integer (got 'eight')" in checked.err
+
+
+def test_a_node_starts_neither_without_an_approval_nor_with_unquoted_settings(keel: Keel, tmp_path: Path) -> None:
+    keel("deploy", "new", "unapproved")
+    (tmp_path / "site.toml").write_text((tmp_path / "unapproved/site.toml").read_text())
+    make_certificates(tmp_path / "certificates", ["127.0.0.1"])
+    files = ("--certificate", "certificates/server.crt", "--certificate-key", "certificates/server.key")
+    called = keel("deploy", "node", *files, "--superlink", "127.0.0.1:1")
+    assert called.code == 2
+    assert "no app is approved" in called.err
+    assert keel("deploy", "approve", "unapproved", "--yes").code == 0
+    called = keel("deploy", "node", *files, "--superlink", "127.0.0.1:1", "--node-config", "site=0 data=/srv/a.csv")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "texts in double quotes" in called.err
+
+
 def test_a_node_does_not_start_without_a_policy(keel: Keel, tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     files = ("--certificate", "certificates/server.crt", "--certificate-key", "certificates/server.key")

@@ -18,7 +18,7 @@ from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.settings import read_settings
 from keel.deploy.site import app_parts
 from keel.deploy.site_data import all_sites, initial_model, site_dataset
-from keel.deploy.site_policy import POLICY
+from keel.deploy.site_policy import POLICY, read_policy
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
 from keel.runs.run import run
@@ -38,6 +38,8 @@ def check_app(folder: Path, rounds: int, simulate: bool = False) -> str:
     with TemporaryDirectory(prefix="keel-check-") as scratch:
         # Apps of an earlier version of Keel have no policy.
         policy = {POLICY: str(file)} if (file := folder / "site.toml").exists() else {}
+        if policy:
+            read_policy(file)  # an invalid one is an error of one line, and not a refusal by every site
         # Apps that an earlier version of Keel created read "made-up" instead of "synthetic".
         nodes = [
             {"site": n, "synthetic": True, "made-up": True, "state-dir": f"{scratch}/site-{n}", **policy}

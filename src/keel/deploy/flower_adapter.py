@@ -14,9 +14,10 @@ from shutil import rmtree
 from typing import Any, Protocol
 
 import httpx
+from click import ClickException
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.config import parse_config_args
+from flwr.common.config import parse_config_args as flower_config
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.supercore.error.base import FlowerError
@@ -34,7 +35,7 @@ __all__ = [
     "build_bundle",
     "log",
     "log_with_timestamps",
-    "parse_config_args",
+    "parse_node_config",
     "present_certificate",
     "run_supernode",
     "sample_nodes",
@@ -247,11 +248,21 @@ def build_bundle(folder: Path) -> bytes:
 
 def node_config_of(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the node configuration in the arguments of flower-supernode."""
-    from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
     text = _parse_args_run_supernode().parse_args(list(arguments)).node_config
-    return dict(parse_config_args([text] if text else None))
+    return parse_node_config(text or "")
+
+
+def parse_node_config(text: str) -> dict[str, Any]:
+    """Return the node configuration in a text as 'site=0 data="/srv/patients.csv"'."""
+    try:
+        return dict(flower_config([text] if text else None))
+    except ClickException:
+        raise KeelError(
+            f'node config: values must be numbers, true, false or texts in double quotes, as data="/srv/patients.csv" '
+            f"(got {text!r})"
+        ) from None
 
 
 def present_certificate(certificate: Path, key: Path) -> None:

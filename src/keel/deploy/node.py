@@ -17,8 +17,10 @@ from keel.errors import KeelError
 def run_node(approved: Path, policy: Path, arguments: list[str]) -> None:
     """Run flower-supernode with these arguments. Files that it and its client app write are private to their owner."""
     read_policy(policy)  # an invalid one is an error before the node connects
+    approval = Approval(approved.absolute())
+    approval.hash()  # without an approval the node would refuse every request
     os.umask(0o077)
-    run_supernode(arguments, ApprovedOnly(Approval(approved.absolute()), policy.absolute(), audit_folder(arguments)))
+    run_supernode(arguments, ApprovedOnly(approval, policy.absolute(), audit_folder(arguments)))
 
 
 def audit_folder(arguments: list[str]) -> Path:
