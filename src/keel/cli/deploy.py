@@ -201,7 +201,9 @@ def doctor(
     folder: Annotated[Path, typer.Argument(help="The folder of the federation.")] = Path(),
     server: Annotated[str | None, typer.Option(help="At a site: the server as HOST:PORT.")] = None,
     node_config: Annotated[str | None, typer.Option(help="At a site: its --node-config, to run its loader.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="At a site: its certificate, if not certificates/site-N.crt.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="At a site: its certificate, if not certificates/site-N.crt.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="At a site: its private key, if not keys/site-N.key.")] = None,
     port: Annotated[int, typer.Option(help="On the server: its port.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
