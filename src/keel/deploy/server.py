@@ -24,7 +24,14 @@ from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
 from keel.deploy.federation_task import federation_task
 from keel.deploy.flower_adapter import log, log_with_timestamps
-from keel.deploy.membership import check_left, find_training, member_sampler, record_membership, rescale_server_sum
+from keel.deploy.membership import (
+    check_left,
+    extend,
+    find_training,
+    member_sampler,
+    record_membership,
+    rescale_server_sum,
+)
 from keel.deploy.metrics_file import MetricsFile
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
@@ -100,7 +107,7 @@ def _run_federation(
     audit: AuditLog,
 ) -> Run:
     path = Path(federation.out)
-    folder = find_training(spec, path)
+    folder = find_training(spec, path, federation.members)
     module = initial_model(model, spec)
     training_id = uuid4().hex if folder is None else folder.environment["training"]
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
@@ -123,6 +130,7 @@ def _run_federation(
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
+        extend(folder, spec)
         record_membership(folder, training, descriptions, sites.members)
         check_same_task(folder, training.loop)
         if folder.ended:
