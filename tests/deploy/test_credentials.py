@@ -104,6 +104,8 @@ def test_a_site_that_has_a_certificate_gets_no_second_one_and_a_revoked_key_none
     }
     with pytest.raises(KeelError, match="key of a revoked certificate"):
         authority.certify_site(0, request)
+    with pytest.raises(KeelError, match="key of a revoked certificate"):
+        authority.certify_site(7, request)
     with pytest.raises(KeelError, match="no valid certificate"):
         authority.revoke_site(0)
     new = make_node_key(tmp_path / "new" / "site-0").with_suffix(".csr")
@@ -113,6 +115,24 @@ def test_a_site_that_has_a_certificate_gets_no_second_one_and_a_revoked_key_none
     new.write_text("nonsense")
     with pytest.raises(KeelError, match="not a certificate request"):
         authority.certify_site(1, new)
+
+
+def test_a_revoked_certificate_is_not_renewed_and_a_missing_list_is_an_error(tmp_path: Path) -> None:
+    authority, file = federation(tmp_path, 0), tmp_path / "certificates/site-0.crt"
+    content = file.read_bytes()
+    authority.revoke_site(0)
+    file.write_bytes(content)
+    with pytest.raises(KeelError, match="key of a revoked certificate"):
+        authority.renew_site(0)
+    (tmp_path / "certificates/ca.crl").unlink()
+    request = make_node_key(tmp_path / "keys/site-1").with_suffix(".csr")
+    for action in (
+        lambda: authority.revoke_site(0),
+        lambda: authority.renew_site(0),
+        lambda: authority.certify_site(1, request),
+    ):
+        with pytest.raises(KeelError, match=r"ca\.crl does not exist; restore it"):
+            action()
 
 
 def test_certificates_that_expire_soon_are_reported_and_renewed(

@@ -16,14 +16,16 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy import authority, credentials
-from keel.deploy.credentials import make_certificates
+from keel.deploy.credentials import make_certificates, make_node_key
 from keel.deploy.data_doctor import data_findings
-from keel.deploy.doctor import Finding, connection_findings, machine_findings
+from keel.deploy.doctor import Finding, connection_findings, machine_findings, site_identity
 
 
 class Quiet(BaseHTTPRequestHandler):
+    status = 404
+
     def do_HEAD(self) -> None:
-        self.send_response(404)
+        self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *arguments: Any) -> None:
@@ -73,6 +75,26 @@ def test_another_authority_and_a_closed_port_fail(server: tuple[str, Path], tmp_
     assert statuses(connection_findings("nonsense", tmp_path / "ca.crt")) == {"port": "failed"}
 
 
+def test_a_certificate_that_the_proxy_refuses_fails(
+    server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, folder = server
+    monkeypatch.setattr(Quiet, "status", 400)
+    *_, refused = connection_findings(address, folder / "ca.crt")
+    assert (refused.check, refused.status) == ("tls", "failed")
+    assert "the proxy refuses a connection without a site's certificate" in refused.text
+    request = make_node_key(tmp_path / "keys/site-3").with_suffix(".csr")
+    identity = site_identity(tmp_path, {"site": 3})
+    assert identity is not None
+    (missing,) = connection_findings(address, folder / "ca.crt", identity)
+    assert "site-3.crt does not exist" in missing.text
+    certificate = authority.Authority.load(folder).certify_site(3, request)
+    (tmp_path / "certificates").mkdir()
+    certificate.rename(identity[0])
+    *_, refused = connection_findings(address, folder / "ca.crt", identity)
+    assert refused.text.startswith("the proxy refuses this certificate; ")
+
+
 @pytest.mark.parametrize(("days", "status"), [(-1, "failed"), (20, "warning"), (40, "ok")])
 def test_certificates_are_reported_before_they_expire(
     days: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +109,10 @@ def test_certificates_are_reported_before_they_expire(
 
 def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
-    assert statuses(machine_findings(tmp_path))["key server.key"] == "ok"
+    make_node_key(tmp_path / "keys/site-0")
+    keys = {name for name, status in statuses(machine_findings(tmp_path)).items() if name.startswith("key ")}
+    assert keys == {"key ca.key", "key server.key", "key site-0", "key site-0.key"}
+    assert "failed" not in statuses(machine_findings(tmp_path)).values()
     (tmp_path / "certificates/server.key").chmod(0o644)
     assert statuses(machine_findings(tmp_path))["key server.key"] == "failed"
 
@@ -132,6 +157,16 @@ def test_the_loader_is_checked_without_printing_a_value(case: str) -> None:
     assert not any("19480312" in finding.text for finding in findings)
 
 
+def test_labels_have_the_rule_of_the_site() -> None:
+    def found(outputs: int, labels: np.ndarray) -> str:
+        return statuses(data_findings(lambda: nn.Linear(3, outputs), lambda node: (np.ones((40, 3)), labels), {}))[
+            "training labels"
+        ]
+
+    assert found(1, np.arange(40) % 2) == "failed"
+    assert found(2, np.where(np.arange(80).reshape(40, 2) % 4 == 3, -100, np.arange(80).reshape(40, 2) % 2)) == "ok"
+
+
 def test_a_loader_that_raises_gives_only_the_class_of_the_error() -> None:
     def loader(node: Any) -> Any:
         raise ValueError("could not convert 'Jane Doe'")
@@ -145,6 +180,7 @@ def test_a_loader_that_raises_gives_only_the_class_of_the_error() -> None:
 def test_the_command_checks_a_sites_real_data(keel: Any, tmp_path: Path) -> None:
     keel("deploy", "new", "doctored")
     make_certificates(tmp_path / "doctored/certificates", ["127.0.0.1"])
+    make_node_key(tmp_path / "doctored/keys/site-0")
     rows = [",".join(["0.5"] * 10 + [str(row % 2)]) for row in range(50)]
     file = tmp_path / "patients.csv"
     file.write_text("\n".join([",".join("abcdefghijk"), *rows]))

@@ -51,6 +51,26 @@ def wrong_names(content: RecordDict) -> None:
     content[messages.TENSORS] = messages.pack({"other": torch.zeros(39)})
 
 
+def long_name(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"x" * 10_000: torch.zeros(39)})
+
+
+def huge_name(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"x" * 2**21: torch.zeros(39)})
+
+
+def huge_dtype(content: RecordDict) -> None:
+    content[messages.TENSORS] = ArrayRecord({"delta": Array("x" * 2**21, (39,), messages.RAW, b"")})
+
+
+def huge_shape(content: RecordDict) -> None:
+    content[messages.TENSORS] = ArrayRecord({"delta": Array("float32", (1,) * 2**18, messages.RAW, b"")})
+
+
+def long_number(content: RecordDict) -> None:
+    content.config_records[messages.REQUEST]["round"] = "x" * 10_000
+
+
 def extra_record(content: RecordDict) -> None:
     content["extra"] = messages.pack({"extra": torch.zeros(2**20)})
 
@@ -108,6 +128,11 @@ INVALID: dict[Callable[[RecordDict], None], str] = {
     pickled: "pickle",
     too_many: "oversize: has 2 tensors with 312 bytes; expected 1 with 156",
     wrong_names: "other",
+    long_name: "has tensors",
+    huge_name: "oversize: has 2",
+    huge_dtype: "oversize: has 2",
+    huge_shape: "oversize: has 2",
+    long_number: "stale: belongs to round",
     extra_record: "has the unknown record 'extra'",
     large_text: "oversize: has 2",
     negative_loss: "loss is -1, but cross entropy is never negative",
@@ -157,6 +182,7 @@ def test_an_invalid_reply_has_the_effect_of_a_missing_one(
         run = federation(spoil_round_2, **SETTINGS)
     assert run.summary["model_sha256"] == without_reply.summary["model_sha256"]
     assert INVALID[spoil] in run.records[1]["dropped"]["1"]
+    assert len(run.records[1]["dropped"]["1"]) <= 300
     assert f"round 2: dropped site 1: {run.records[1]['dropped']['1']}" in caplog.text
     assert run.records[1]["cohort"] == [2, 0]
     assert "dropped" not in run.records[2]

@@ -34,6 +34,17 @@ def test_more_rounds_need_the_same_spec_otherwise(federation: InProcessFederatio
         federation(rounds=2, local__lr=0.2)
 
 
+def test_a_finished_run_keeps_its_spec_unless_rounds_are_added(federation: InProcessFederation) -> None:
+    run = federation(rounds=1, **EVERYONE)
+    files = {name: (run.path / name).read_bytes() for name in ("spec.toml", "summary.json")}
+    with pytest.raises(KeelError, match="another spec"):
+        federation(rounds=1, server__largest_weight=0.4, **EVERYONE)
+    federation(rounds=1, federation__sites=2, **EVERYONE)
+    with pytest.raises(KeelError, match="site 3 did not connect"):
+        federation(rounds=2, federation__sites=4, **EVERYONE)
+    assert {name: (run.path / name).read_bytes() for name in files} == files
+
+
 def test_a_site_that_has_left_is_neither_trained_nor_evaluated(federation: InProcessFederation, caplog: Any) -> None:
     tests = {"data": lambda node: (site_examples(node["site"]), site_examples(node["site"])), "test": None}
     federation(rounds=2, **EVERYONE, **tests)

@@ -17,8 +17,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from keel.deploy.approval import Approval
 from keel.deploy.authority import Authority
 from keel.deploy.credentials import make_certificates, make_node_key
+from keel.deploy.flower_adapter import build_bundle
 from keel.deploy.new import new_federation
 from tests.deploy.processes import NGINX, Federation
 
@@ -48,6 +50,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     connection = folder / ".flwr" / "config.toml"
     connection.write_text(connection.read_text().replace("8000", str(federation.port)))
     make_certificates(folder / "certificates", ["keel.example.org"])
+    Approval(folder / "approved").approve(build_bundle(folder))
     try:
         federation.start_server()
         federation.start_proxy()

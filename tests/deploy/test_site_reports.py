@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from keel import KeelError
 
@@ -17,7 +18,7 @@ from keel.deploy import messages
 from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.server import server_app
 from keel.deploy.site import client_app
-from keel.deploy.watch import idle_sites, outliers
+from keel.deploy.watch import cosines, idle_sites, many_examples, outliers
 from tests.deploy.in_process import CONFIG, InProcessFederation, network, site_examples
 
 EVERYONE: dict[str, Any] = {"participation__rate": 1.0}
@@ -109,6 +110,62 @@ def test_outliers_are_logged_and_in_the_summary(
     assert run.summary["outliers"] == {"1": {"loss": [1, 2, 3]}}
     assert run.records[0]["losses"]["1"] == 1e4
     assert "site 1: its loss is far above that of the other sites since round 1" in caplog.text
+
+
+def negate(node: int, reply: Message) -> Message:
+    if node == 2 and reply.metadata.message_type == "train":
+        delta = messages.unpack_request(reply.content)["delta"]
+        reply.content[messages.TENSORS] = messages.pack({"delta": -delta})
+    return reply
+
+
+def test_a_site_that_negates_its_report_is_an_outlier(
+    federation: InProcessFederation, keel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    same: dict[str, Any] = {"data": lambda node: site_examples(2), **EVERYONE}
+    assert federation(out="honest", rounds=3, **same).summary["outliers"] == {}
+    run = federation(negate, rounds=3, **same)
+    assert run.summary["outliers"] == {"1": {"direction": [1, 2, 3]}}
+    assert "site 1: its report points against those of the other sites since round 1" in caplog.text
+    audit = [json.loads(line) for line in run.path.with_name("run.audit.jsonl").read_text().splitlines()]
+    assert [line["rounds"] for line in audit if line["event"] == "outlier"] == [[1, 2, 3]]
+    assert (
+        "site 1: its report points against those of the other sites in 3 rounds"
+        in keel("deploy", "status", str(run.path)).out
+    )
+
+
+def test_directions_do_not_depend_on_the_length_of_a_report() -> None:
+    reports = {"0": torch.tensor([1.0, 0.0]), "1": torch.tensor([0.0, 2.0]), "2": torch.tensor([-1000.0, 0.0])}
+    half = round(2**-0.5, 6)
+    assert cosines(reports) == {"0": -half, "1": 0.0, "2": -half}
+    assert cosines({**reports, "3": torch.zeros(2)}) == cosines(reports)
+
+
+def test_a_norm_far_below_the_other_is_an_outlier_also_in_a_cohort_of_two() -> None:
+    tiny, usual = {"0": 1.0, "1": 0.04}, {"0": 1.0, "1": 0.06}
+    records: list[Any] = [{"round": number, "cohort": [0, 1], "norms": tiny} for number in (1, 2, 3)]
+    assert outliers(records) == {"1": {"small norm": [1, 2, 3]}}
+    assert outliers([*records[:2], {**records[2], "norms": usual}]) == {}
+    huge = {"0": 1.0, "1": 1.0, "2": 1000.0}
+    assert outliers([{**record, "norms": huge} for record in records]) == {"2": {"norm": [1, 2, 3]}}
+
+
+def test_a_site_that_states_far_more_examples_is_an_outlier_from_the_start(
+    federation: InProcessFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    def repeated(node: Any) -> Any:
+        inputs, labels = site_examples(node["site"])
+        times = 60 if node["site"] == 1 else 1  # 240 examples; the others have 9 and 14
+        return inputs.repeat(times, 1), labels.repeat(times)
+
+    run = federation(data=repeated, rounds=1, **EVERYONE)
+    assert run.summary["outliers"] == {"1": {"examples": []}}
+    assert "site 1: it states more than 20 times as many examples as the other sites" in caplog.text
+    audit = [json.loads(line) for line in run.path.with_name("run.audit.jsonl").read_text().splitlines()]
+    assert [(line["site"], line["value"]) for line in audit if line["event"] == "outlier"] == [(1, "examples")]
+    assert many_examples([{"site": 0, "examples": 10}, {"site": 1, "examples": 200}]) == []
+    assert many_examples([{"site": 0, "examples": 10}]) == []
 
 
 def test_a_site_that_replied_last_is_not_idle() -> None:

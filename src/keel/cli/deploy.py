@@ -125,8 +125,8 @@ def renew(certificates: Annotated[Path, CERTIFICATES] = Path("certificates")) ->
     from keel.deploy.authority import Authority
 
     authority = Authority.load(certificates)
-    authority.renew_server()
     authority.write_revocations(authority.revocations())
+    authority.renew_server()
     typer.echo(f"renewed {certificates / 'server.crt'}")
     for site in authority.sites():
         typer.echo(f"renewed {authority.renew_site(site)}: send it to site {site}")
@@ -201,8 +201,10 @@ def doctor(
     folder: Annotated[Path, typer.Argument(help="The folder of the federation.")] = Path(),
     server: Annotated[str | None, typer.Option(help="At a site: the server as HOST:PORT.")] = None,
     node_config: Annotated[str | None, typer.Option(help="At a site: its --node-config, to run its loader.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="At a site: its certificate for a proxy.")] = None,
-    key: Annotated[Path | None, typer.Option(help="At a site: the private key of that certificate.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="At a site: its certificate, if not certificates/site-N.crt.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="At a site: its private key, if not keys/site-N.key.")] = None,
     port: Annotated[int, typer.Option(help="On the server: its port.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -210,28 +212,30 @@ def doctor(
 
     Without --server and --node-config it checks the server.
 
-    Example: keel deploy doctor --server keel.example.org:8000 --node-config 'site=0 data="/srv/patients.csv"'
+    Example: keel deploy doctor --server keel.example.org:8443 --node-config 'site=0 data="/srv/patients.csv"'
     """
     _require_flower()
     from flwr.clientapp import ClientApp
 
     from keel.deploy.check import load_app, read_app
     from keel.deploy.data_doctor import data_findings
-    from keel.deploy.doctor import connection_findings, machine_findings, server_port_finding
+    from keel.deploy.doctor import connection_findings, machine_findings, server_port_finding, site_identity
     from keel.deploy.flower_adapter import parse_node_config
     from keel.deploy.site import app_parts
 
     _, components = read_app(folder)
     findings = list(machine_findings(folder))
+    node = {} if node_config is None else parse_node_config(node_config)
     if server is not None:
-        identity = (certificate, key) if certificate is not None and key is not None else None
+        given = (certificate, key) if certificate is not None and key is not None else None
+        identity = given or site_identity(folder, node)
         findings += connection_findings(server, folder / "certificates" / "ca.crt", identity)
     if node_config is not None:
         client = load_app(folder, components["clientapp"], ClientApp)
         if client not in app_parts:
             raise KeelError(f"{components['clientapp']} must be made by keel.deploy.client_app")
         model, loader, _ = app_parts[client]
-        findings += data_findings(model, loader, parse_node_config(node_config))
+        findings += data_findings(model, loader, node)
     if server is None and node_config is None:
         findings.append(server_port_finding(port))
     for finding in findings:

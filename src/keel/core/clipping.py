@@ -1,9 +1,9 @@
 """Clips the reports of a round in Euclidean norm, so that no client moves the server's model arbitrarily far.
 
 The threshold is a number, or "adaptive": FACTOR times the median of the norms of this cohort and of the last WINDOW
-rounds. The median is the lower one, which in a cohort of two is the smaller norm: it is an honest norm whenever at most
-half of the norms are not. Norms are recorded as clipped, so that a majority for some rounds raises the threshold step
-by step and not at once.
+rounds. The median is the lower one, which in a cohort of two is the smaller norm. It lies between honest norms whenever
+less than half of the norms are not honest; of two norms it may be the malicious one. Norms are recorded as clipped, so
+that a majority for some rounds raises the threshold step by step and not at once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

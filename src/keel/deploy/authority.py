@@ -77,8 +77,7 @@ class Authority:
             raise KeelError(f"{request} does not exist; run keel deploy key at the site and send it to the server")
         signed = _read_request(request)
         key = signed.public_key()
-        revoked = {entry.serial_number for entry in self.revocations()}
-        if any(old.public_key() == key for old in self.issued(site) if old.serial_number in revoked):
+        if self._is_revoked(key):
             raise KeelError(f"{request} has the key of a revoked certificate; run keel deploy key at the site again")
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise KeelError(f"{request} must have an elliptic-curve key, as keel deploy key makes")
@@ -86,15 +85,20 @@ class Authority:
 
     def renew_site(self, site: int) -> Path:
         """Replace a site's certificate by one of the same key with a new lifetime."""
-        return self._issue_site(site, _public_key(read_certificate(self.folder / f"site-{site}.crt")))
+        file = self.folder / f"site-{site}.crt"
+        key = _public_key(read_certificate(file))
+        if self._is_revoked(key):
+            raise KeelError(f"{file} has the key of a revoked certificate; remove it, and have a new key signed")
+        return self._issue_site(site, key)
 
     def sites(self) -> list[int]:
         """Return the numbers of the sites that have a certificate."""
         return sorted(int(file.stem.removeprefix("site-")) for file in self.folder.glob("site-*.crt"))
 
-    def issued(self, site: int) -> list[x509.Certificate]:
-        """Return every certificate that the site has ever had."""
-        return [read_certificate(file) for file in sorted((self.folder / "issued").glob(f"site-{site}-*.crt"))]
+    def issued(self, site: int | None = None) -> list[x509.Certificate]:
+        """Return every certificate that the site, or any site, has ever had."""
+        names = "site-*.crt" if site is None else f"site-{site}-*.crt"
+        return [read_certificate(file) for file in sorted((self.folder / "issued").glob(names))]
 
     def revoke_site(self, site: int) -> int:
         """Revoke every certificate that the site has had, and return their number."""
@@ -113,8 +117,19 @@ class Authority:
         return len(new)
 
     def revocations(self) -> list[x509.RevokedCertificate]:
+        """Return the entries of ca.crl. A missing list is an error: as an empty one it would undo every revocation."""
         file = self.folder / "ca.crl"
-        return list(x509.load_pem_x509_crl(file.read_bytes())) if file.exists() else []
+        try:
+            return list(x509.load_pem_x509_crl(file.read_bytes()))
+        except FileNotFoundError:
+            raise KeelError(f"{file} does not exist; restore it from a backup of the server") from None
+        except ValueError:
+            raise KeelError(f"{file} is not a revocation list; restore it from a backup of the server") from None
+
+    def _is_revoked(self, key: object) -> bool:
+        """Return whether a certificate of this key was revoked, of whichever site it was."""
+        revoked = {entry.serial_number for entry in self.revocations()}
+        return any(old.public_key() == key for old in self.issued() if old.serial_number in revoked)
 
     def write_revocations(self, entries: list[x509.RevokedCertificate]) -> None:
         """Write ca.crl. It is valid as long as the authority: a proxy refuses every site when its list has expired."""

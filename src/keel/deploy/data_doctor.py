@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from keel.core.examples import Examples, FederatedData, Partition
 from keel.deploy.doctor import Finding
-from keel.deploy.site_data import Loader, Model
+from keel.deploy.site_data import Loader, Model, check_labels
+from keel.errors import KeelError
 
 MIN_PER_CLASS = 5
 """Fewer examples of a class at a site give a warning."""
@@ -76,16 +78,16 @@ def _outputs(model: Model, inputs: np.ndarray) -> tuple[int | None, Finding]:
 
 
 def _labels(name: str, labels: np.ndarray, outputs: int) -> Finding:
-    check, classes = f"{name} labels", max(outputs, 2)  # one output is the logit of class 1
-    outside = int(((labels < 0) | (labels >= classes)).sum())
-    if outside:
-        return Finding(
-            check,
-            "failed",
-            f"{outside} are not from 0 to {classes - 1}, the classes of the model; change the loader",
-        )
-    counts = np.bincount(labels.reshape(-1).astype(np.int64), minlength=classes)
-    text = "examples per class: " + ", ".join(map(str, counts.tolist()[:20])) + ", ..." * (classes > 20)
+    check, targets = f"{name} labels", torch.as_tensor(labels.astype(np.int64))
+    part = Examples(targets, targets)
+    try:
+        check_labels(FederatedData("site", part, part, Partition.of([np.arange(len(part))]), outputs))
+    except KeelError:  # its text quotes labels
+        outside = int((labels >= outputs).sum()) + (int((labels < 0).sum()) if labels.ndim == 1 else 0)
+        text = f"{outside} are not from 0 to {outputs - 1}, the classes of the model; change the loader"
+        return Finding(check, "failed", text)
+    counts = np.bincount(targets[targets >= 0], minlength=outputs)  # padding of sequences is negative
+    text = "examples per class: " + ", ".join(map(str, counts.tolist()[:20])) + ", ..." * (outputs > 20)
     if counts.min() < MIN_PER_CLASS:
         return Finding(check, "warning", f"{text}; a class has fewer than {MIN_PER_CLASS}")
     return Finding(check, "ok", text)

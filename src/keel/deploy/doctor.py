@@ -3,22 +3,23 @@
 import shutil
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from cryptography import x509
 
+from keel.deploy.authority import read_certificate
+from keel.deploy.expiry import WARNING_DAYS, days_left
 from keel.deploy.versions import SOFTWARE, installed_versions
+from keel.errors import KeelError
 from keel.runs.resources import available_ram
 
-EXPIRY = timedelta(days=30)
-"""A certificate that expires within this time gives a warning."""
 MAX_SKEW = 10.0
 """Difference of the clocks in seconds above which the check fails: Flower rejects messages from the future."""
 MIN_DISK, MIN_MEMORY = 2**30, 2**30
@@ -51,10 +52,16 @@ def machine_findings(folder: Path) -> Iterator[Finding]:
     for file in certificates:
         yield _expiry(file)
     for file in sorted([*(folder / "certificates").glob("*.key"), *(folder / "keys").glob("*")]):
-        if file.suffix != ".pub":
+        if file.suffix not in (".pub", ".csr"):
             private = not file.stat().st_mode & 0o077
             text = "only its owner can read it" if private else f"others can read it; run chmod 600 {file}"
             yield Finding(f"key {file.name}", "ok" if private else "failed", text)
+
+
+def site_identity(folder: Path, node: Mapping[str, Any]) -> tuple[Path, Path] | None:
+    """Return the certificate and the private key of the site that a node's configuration names, if it names one."""
+    site = node.get("site")
+    return None if site is None else (folder / f"certificates/site-{site}.crt", folder / f"keys/site-{site}.key")
 
 
 def connection_findings(
@@ -70,6 +77,11 @@ def connection_findings(
         ca: The certificate of the federation's authority.
         identity: The site's certificate and its private key, if a proxy demands them.
     """
+    for file in identity or ():
+        if not file.exists():
+            fix = "make it with keel deploy key" if file.suffix == ".key" else "have it signed on the server"
+            yield Finding("tls", "failed", f"{file} does not exist; {fix}")
+            return
     host, _, port = server.rpartition(":")
     try:
         socket.create_connection((host, int(port)), TIMEOUT).close()
@@ -84,11 +96,17 @@ def connection_findings(
             context.load_cert_chain(*map(str, identity))
         connection = HTTPSConnection(host, int(port), timeout=TIMEOUT, context=context)
         connection.request("HEAD", "/")
-        date = connection.getresponse().headers.get("Date")
+        response = connection.getresponse()
+        date = response.headers.get("Date")
         connection.close()
     except (OSError, HTTPException) as error:
         fix = "copy certificates/ca.crt from the server again, and set both clocks"
         yield Finding("tls", "failed", f"no TLS connection ({type(error).__name__}: {error}); {fix}")
+        return
+    if response.status == HTTPStatus.BAD_REQUEST:  # nginx refuses a client's certificate after the handshake
+        refused = "this certificate" if identity is not None else "a connection without a site's certificate"
+        fix = "have a new key signed on the server" if identity is not None else "pass site=N in --node-config"
+        yield Finding("tls", "failed", f"the proxy refuses {refused}; {fix}")
         return
     yield Finding("tls", "ok", f"the certificate of {host} comes from the federation's authority")
     yield _clock(date, now())
@@ -118,14 +136,14 @@ def _clock(date: str | None, now: datetime) -> Finding:
 def _expiry(file: Path) -> Finding:
     check = f"certificate {file.name}"
     try:
-        expires = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-    except ValueError:
+        certificate = read_certificate(file)
+    except KeelError:
         return Finding(check, "failed", "is not a certificate; copy it again")
-    left = expires - datetime.now(UTC)
-    if left < timedelta():
+    left, expires = days_left(certificate), certificate.not_valid_after_utc
+    if left < 0:
         return Finding(check, "failed", f"has expired on {expires:%Y-%m-%d}; make a new one")
-    if left < EXPIRY:
-        return Finding(check, "warning", f"expires in {left.days} days, on {expires:%Y-%m-%d}; make a new one")
+    if left < WARNING_DAYS:
+        return Finding(check, "warning", f"expires in {left} days, on {expires:%Y-%m-%d}; make a new one")
     return Finding(check, "ok", f"expires on {expires:%Y-%m-%d}")
 
 

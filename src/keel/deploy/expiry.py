@@ -3,15 +3,21 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography import x509
+
 from keel.deploy.authority import read_certificate
 
 WARNING_DAYS = 30
 
 
+def days_left(certificate: x509.Certificate) -> int:
+    """Return the full days until a certificate expires, negative if it has expired."""
+    return (certificate.not_valid_after_utc - datetime.now(UTC)).days
+
+
 def expiring(folder: Path, days: int = WARNING_DAYS) -> dict[str, int]:
     """Return the certificates in a folder that expire within `days`: file name -> days left, negative if expired."""
-    now = datetime.now(UTC)
-    left = {file.name: (read_certificate(file).not_valid_after_utc - now).days for file in sorted(folder.glob("*.crt"))}
+    left = {file.name: days_left(read_certificate(file)) for file in sorted(folder.glob("*.crt"))}
     return {name: rest for name, rest in left.items() if rest < days}
 
 

@@ -43,29 +43,31 @@ class Members:
         return self.members[self.base.cohort(round)]
 
 
-def find_training(spec: Spec, path: Path) -> RunFolder | None:
-    """Return the run at `path` if there is one.
+def find_training(spec: Spec, path: Path, members: Sequence[int]) -> RunFolder | None:
+    """Return the run at `path` if there is one: of this spec, or one that `extend` can change to it.
 
-    A run of the same spec with fewer rounds gets the rounds of `spec`. It gets its `server.largest_weight` too, whose
-    default depends on the number of sites.
+    That is a run of the same spec with fewer rounds. If rounds are added or the members change,
+    `server.largest_weight`, whose default depends on the number of sites, may differ too.
     """
-    if path.exists():
-        folder = RunFolder.open(path)
-        before = folder.spec
-        if before.rounds <= spec.rounds and before != spec and _unchanging(before) == _unchanging(spec):
-            with folder.locked():
-                _change(folder, before, spec)
-    return find_run(spec, path)
+    if not path.exists():
+        return None
+    folder = RunFolder.open(path)
+    before, summary = folder.spec, folder.summary
+    more = before.rounds < spec.rounds and (summary is None or summary["status"] != "diverged")
+    joined = before.rounds == spec.rounds and _members(folder) != list(members)
+    changes = (more or joined) and _unchanging(before) == _unchanging(spec)
+    return find_run(before if changes else spec, path)
 
 
-def _change(folder: RunFolder, before: Spec, spec: Spec) -> None:
-    summary = folder.summary
+def extend(folder: RunFolder, spec: Spec) -> None:
+    """Change the spec of a run that `find_training` has found. A run that has ended stays unless rounds are added."""
+    before = folder.spec
+    if before == spec or (folder.ended and before.rounds == spec.rounds):
+        return
     if before.server.largest_weight != spec.server.largest_weight:
         change = before.server.largest_weight, spec.server.largest_weight
         log.info("%s: server.largest_weight was %g and is now %g", folder.path, *change)
     if before.rounds < spec.rounds:
-        if summary is not None and summary["status"] == "diverged":
-            return
         if {before.local.schedule, before.server.schedule} & {"cosine", "linear"}:
             log.warning("the learning rate depends on the number of rounds: it changes after round %d", before.rounds)
         log.info("%s: %d rounds instead of %d", folder.path, spec.rounds, before.rounds)
@@ -103,8 +105,7 @@ def record_membership(
 ) -> None:
     """Record the sites and members of a resumed run if they have changed since it was last started."""
     environment: dict[str, Any] = {**folder.environment}
-    before = environment.get("members", [site["site"] for site in environment["sites"]])
-    if environment["sites"] == descriptions and before == list(members):
+    if environment["sites"] == descriptions and _members(folder) == list(members):
         return
     now = fingerprints(training.loop)
     changed = {name: now[name] for name in ("partition_sha256", "cohorts_sha256")}
@@ -113,6 +114,11 @@ def record_membership(
     write_atomic(folder.path / "data.json", [json.dumps(statistics).encode()])
     write_atomic(folder.path / "environment.json", [json.dumps(environment, indent=2).encode()])
     log.info("members are now site %s", ", ".join(map(str, members)))
+
+
+def _members(folder: RunFolder) -> list[int]:
+    environment: dict[str, Any] = {**folder.environment}
+    return list(environment.get("members", [site["site"] for site in environment["sites"]]))
 
 
 def rescale_server_sum(training: Training, state: TrainingState, descriptions: Sequence[Description]) -> None:

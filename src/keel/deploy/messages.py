@@ -26,11 +26,15 @@ REPLY = "keel.reply"
 MAX_LOSS = 1e9
 """Largest mean loss that the server accepts: sums of more would overflow."""
 MAX_TEXT = 2**20
-"""Largest total size in bytes of the numbers and texts of a reply. Names of buffers are the largest part."""
+"""Largest total size in bytes of the numbers and texts of a reply, with names and shapes of its tensors. Names of
+buffers are the largest part."""
 
 
 class InvalidReply(ValueError):
-    """A reply that the server must not use; the text says why."""
+    """A reply that the server must not use; the text says why, in one line: it may quote the site."""
+
+    def __init__(self, reason: object):
+        super().__init__(one_line(reason))
 
 
 def pack(tensors: Message) -> ArrayRecord:
@@ -96,6 +100,10 @@ class ReplyBounds:
             for records in (content.metric_records, content.config_records)
             for record in records.values()
             for name, value in record.items()
+        ) + sum(
+            _text_size([name, array.dtype, array.stype, *array.shape])
+            for record in content.array_records.values()
+            for name, array in record.items()
         )
         if texts > MAX_TEXT:
             raise InvalidReply(f"oversize: has {texts} bytes of numbers and texts; at most {MAX_TEXT} are accepted")

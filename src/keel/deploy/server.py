@@ -24,13 +24,20 @@ from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
 from keel.deploy.federation_task import federation_task
 from keel.deploy.flower_adapter import log, log_with_timestamps
-from keel.deploy.membership import check_left, find_training, member_sampler, record_membership, rescale_server_sum
+from keel.deploy.membership import (
+    check_left,
+    extend,
+    find_training,
+    member_sampler,
+    record_membership,
+    rescale_server_sum,
+)
 from keel.deploy.metrics_file import MetricsFile
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
 from keel.deploy.sites import Sites
 from keel.deploy.versions import installed_versions
-from keel.deploy.watch import SiteLosses, SiteWatch, idle_sites, outliers
+from keel.deploy.watch import MEANINGS, SiteLosses, SiteWatch, idle_sites, many_examples, outliers
 from keel.errors import KeelError
 from keel.runs.build import Training, build
 from keel.runs.execute import execute
@@ -100,7 +107,7 @@ def _run_federation(
     audit: AuditLog,
 ) -> Run:
     path = Path(federation.out)
-    folder = find_training(spec, path)
+    folder = find_training(spec, path, federation.members)
     module = initial_model(model, spec)
     training_id = uuid4().hex if folder is None else folder.environment["training"]
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
@@ -109,6 +116,9 @@ def _run_federation(
     sites = Sites(grid, federation, request, recorded, audit.append)
     rounds = 0 if folder is None else len(folder.records())
     descriptions = [*recorded, *({**site, "joined": rounds} for site in sites.wait_for_new())]
+    for site in many_examples(descriptions):
+        log.warning("site %d: %s", site, MEANINGS["examples"])
+        audit.append("outlier", site=site, value="examples")
     test_examples = None if test is None else to_examples(test(), "data.test_")
     task = federation_task(spec, module, descriptions, test_examples, loss)
     training = build(
@@ -120,6 +130,7 @@ def _run_federation(
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
+        extend(folder, spec)
         record_membership(folder, training, descriptions, sites.members)
         check_same_task(folder, training.loop)
         if folder.ended:
@@ -155,7 +166,7 @@ def _observers(
     spec, records = training.spec, folder.records()
 
     def audit_round(record: Record, state: TrainingState, seconds: float) -> None:
-        fields = ("cohort", "norms", "losses", "clipped", "bytes_down", "bytes_up", "dropped")
+        fields = ("cohort", "norms", "losses", "cosines", "clipped", "bytes_down", "bytes_up", "dropped")
         audit.append(
             "round",
             round=record["round"],
@@ -166,7 +177,7 @@ def _observers(
     observers: list[Observer | Hook] = [
         SiteLosses(),
         _progress(spec, training.loop.task.primary),
-        SiteWatch(records, federation.idle_rounds),
+        SiteWatch(records, federation.idle_rounds, audit.append),
         audit_round,
     ]
     if federation.metrics_file:
@@ -181,6 +192,8 @@ def _add_site_report(folder: RunFolder, federation: Federation) -> None:
     assert summary is not None
     summary["idle_sites"] = idle_sites(records, federation.idle_rounds)
     summary["outliers"] = outliers(records)
+    for number in many_examples(folder.environment["sites"]):
+        summary["outliers"].setdefault(str(number), {})["examples"] = []
     folder.finish(summary)
     for site, reason in summary["idle_sites"].items():
         log.warning("site %s: %s", site, reason)

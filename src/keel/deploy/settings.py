@@ -54,6 +54,11 @@ class Federation(BaseModel):
     def left_sites(self) -> frozenset[int]:
         return frozenset(int(part) for part in self.left.split(",") if part)
 
+    @property
+    def members(self) -> list[int]:
+        """The sites that take part."""
+        return [site for site in range(self.sites) if site not in self.left_sites]
+
 
 RENAMED = {
     "least": "min_replies",

@@ -54,7 +54,7 @@ class Sites:
         record: Callable[..., object] = lambda event, **fields: None,
     ):
         self.record = record
-        self.members = [site for site in range(federation.sites) if site not in federation.left_sites]
+        self.members = federation.members
         """The sites that take part; others have left."""
         self.grid, self.federation, self.request = grid, federation, dict(request)
         self.recorded = {description["site"]: description for description in recorded}

@@ -7,6 +7,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from keel.core.records import COMPLETE
+from keel.deploy.watch import MEANINGS
 from keel.runs.folder import RunFolder
 
 
@@ -27,7 +28,7 @@ def training_status(path: Path) -> dict[str, Any]:
         lines += _last_failure(path)
     lines += [f"site {site}: {reason}" for site, reason in idle.items()]
     lines += [
-        f"site {site}: its {value} was far above that of the other sites in {len(far_rounds)} rounds"
+        f"site {site}: {MEANINGS[value]}" + f" in {len(far_rounds)} rounds" * bool(far_rounds)
         for site, values in far.items()
         for value, far_rounds in values.items()
     ]

@@ -1,33 +1,76 @@
 """What the server reports about single sites: those that contribute nothing, and those whose values are far outside."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median, median_low
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from keel.core.client import ClientResult
 from keel.core.observers import Observer, RoundEnd
 from keel.core.records import Record
 from keel.core.training_state import TrainingState
+from keel.deploy.descriptions import Description
 from keel.deploy.flower_adapter import log
 
 FACTOR = 5.0
 """A norm or a loss is far outside if it is above this many times the median of the other sites."""
 OUTLIER_ROUNDS = 3
 """Rounds of a site in a row that are far outside before it is reported."""
-WATCHED = {"norms": "norm", "losses": "loss"}
+SMALL = 1 / 20
+"""A norm is far below the others if it is less than this part of their median."""
+MANY_EXAMPLES = 20
+"""A site states unusually many examples if they are more than this many times the median of the other sites."""
+OPPOSITE = -0.2
+"""A report points against the others if its cosine with their mean direction is below this."""
+MEANINGS = {
+    "norm": "its norm is far above that of the other sites",
+    "small norm": "its norm is far below that of the other sites",
+    "loss": "its loss is far above that of the other sites",
+    "direction": "its report points against those of the other sites",
+    "examples": f"it states more than {MANY_EXAMPLES} times as many examples as the other sites",
+}
+"""What an outlier is, by the name of the value."""
 
 
 class SiteLosses(Observer):
-    """Adds the training loss of each site to the record of a round."""
+    """Adds the training loss of each site to the record of a round, and the direction of its report.
+
+    The direction (`cosines`) is the cosine of a site's `delta` with the sum of the other sites' normalized `delta`: the
+    length of a report and the number of examples that a site states do not enter. The deltas of a round are held until
+    it ends, as adaptive clipping does.
+    """
 
     def round_started(self, round: int) -> None:
         self.losses: dict[str, float] = {}
+        self.deltas: dict[str, Tensor] = {}
 
     def client_reported(self, client: int, weight: float, result: ClientResult) -> None:
         self.losses[str(client)] = float(result.loss)
+        if "delta" in result.message:
+            self.deltas[str(client)] = result.message["delta"]
 
     def round_ended(self, event: RoundEnd) -> Mapping[str, Any]:
-        return {"losses": self.losses}
+        deltas, self.deltas = self.deltas, {}
+        return {"losses": self.losses, **({"cosines": cosines(deltas)} if len(deltas) >= 3 else {})}
+
+
+def cosines(deltas: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the cosine of each tensor with the sum of the others, all normalized. A zero or infinite one has none."""
+    norms = {site: float(torch.linalg.vector_norm(delta.double())) for site, delta in deltas.items()}
+    scales = {site: 1 / norm for site, norm in norms.items() if 0 < norm < float("inf")}
+    total = torch.zeros_like(next(iter(deltas.values())), dtype=torch.float64)
+    for site, scale in scales.items():
+        total.add_(deltas[site].double(), alpha=scale)
+    found = {}
+    for site, scale in scales.items():
+        own = deltas[site].double() * scale
+        others = total - own
+        length = float(torch.linalg.vector_norm(others))
+        if length > 0:
+            found[site] = round(float((own * others).sum()) / length, 6)
+    return found
 
 
 class SiteWatch(Observer):
@@ -35,10 +78,11 @@ class SiteWatch(Observer):
 
     Args:
         records: The earlier rounds of a resumed run.
+        audit: Called with each outlier, for the audit log.
     """
 
-    def __init__(self, records: Sequence[Record], idle_rounds: int):
-        self.records, self.idle_rounds = list(records), idle_rounds
+    def __init__(self, records: Sequence[Record], idle_rounds: int, audit: Callable[..., object]):
+        self.records, self.idle_rounds, self.audit = list(records), idle_rounds, audit
 
     def round_recorded(self, record: Record, state: TrainingState, seconds: float) -> None:
         self.records.append(record)
@@ -48,9 +92,15 @@ class SiteWatch(Observer):
         for site, values in outliers(self.records).items():
             for value, far in values.items():
                 if far[-1] == record["round"]:
-                    log.warning(
-                        "site %s: its %s is far above that of the other sites since round %d", site, value, far[0]
-                    )
+                    log.warning("site %s: %s since round %d", site, MEANINGS[value], far[0])
+                    self.audit("outlier", site=int(site), value=value, rounds=far)
+
+
+def many_examples(descriptions: Iterable[Description]) -> list[int]:
+    """Return the sites that state unusually many examples."""
+    stated = {description["site"]: description["examples"] for description in descriptions}
+    others = {site: [count for other, count in stated.items() if other != site] for site in stated}
+    return [site for site, rest in others.items() if rest and stated[site] > MANY_EXAMPLES * median(rest)]
 
 
 def idle_sites(records: Sequence[Record], idle_rounds: int) -> dict[str, str]:
@@ -75,23 +125,30 @@ def _without_reply(records: Iterable[Record]) -> dict[str, tuple[int, str]]:
 
 
 def outliers(records: Iterable[Record]) -> dict[str, dict[str, list[int]]]:
-    """Return the sites whose norm or loss was far outside in `OUTLIER_ROUNDS` of their rounds in a row.
+    """Return the sites of which a value was far outside in `OUTLIER_ROUNDS` of their rounds in a row.
 
     Returns:
-        For each site and each such value, the rounds in which it was far outside.
+        For each site and each such value (as in `MEANINGS`), the rounds in which it was far outside.
     """
     streaks: dict[tuple[str, str], list[int]] = {}
     reported: dict[str, dict[str, list[int]]] = {}
     for record in records:
-        for key, value_name in WATCHED.items():
-            values = {str(site): value for site, value in dict(record).get(key, {}).items()}  # type: ignore[attr-defined]
-            for site, value in values.items():
-                others = [other for name, other in values.items() if name != site]
-                far = len(others) >= 2 and value is not None and value > FACTOR * median(others)
-                streak = streaks[site, value_name] = (
-                    [*streaks.get((site, value_name), []), record["round"]] if far else []
-                )
-                if len(streak) >= OUTLIER_ROUNDS:
-                    known = reported.setdefault(site, {}).setdefault(value_name, [])
-                    known += [round for round in streak if round not in known]
+        for site, value, far in _far_values(dict(record)):
+            streak = streaks[site, value] = [*streaks.get((site, value), []), record["round"]] if far else []
+            if len(streak) >= OUTLIER_ROUNDS:
+                known = reported.setdefault(site, {}).setdefault(value, [])
+                known += [round for round in streak if round not in known]
     return reported
+
+
+def _far_values(record: Mapping[str, Any]) -> Iterable[tuple[str, str, bool]]:
+    """Yield each site and value of a record, and whether it is far outside."""
+    for key, value in ("norms", "norm"), ("losses", "loss"):
+        numbers = {site: number for site, number in record.get(key, {}).items() if number is not None}
+        for site, number in numbers.items():
+            others = [other for name, other in numbers.items() if name != site]
+            yield site, value, len(others) >= 2 and number > FACTOR * median(others)
+            if value == "norm":
+                yield site, "small norm", bool(others) and number < SMALL * median_low(others)
+    for site, cosine in record.get("cosines", {}).items():
+        yield site, "direction", cosine < OPPOSITE
