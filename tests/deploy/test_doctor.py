@@ -16,9 +16,12 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy import authority, credentials
+from keel.deploy.approval import Approval
 from keel.deploy.credentials import make_certificates, make_node_key
 from keel.deploy.data_doctor import data_findings
-from keel.deploy.doctor import Finding, connection_findings, machine_findings, site_identity
+from keel.deploy.doctor import Finding, connection_findings, machine_findings, site_findings, site_identity
+from keel.deploy.flower_adapter import build_bundle
+from keel.deploy.new import new_federation
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -107,6 +110,14 @@ def test_certificates_are_reported_before_they_expire(
     assert found["certificate ca.crt"] == found["certificate server.crt"] == status
 
 
+def test_a_site_without_a_valid_policy_or_an_approval_fails(tmp_path: Path) -> None:
+    new_federation(tmp_path / "ward", 1, "fedavg")
+    assert statuses(site_findings(tmp_path / "ward")) == {"policy": "ok", "approval": "failed"}
+    Approval(tmp_path / "ward/approved").approve(build_bundle(tmp_path / "ward"))
+    (tmp_path / "ward/site.toml").write_text("min_batch = 'eight'")
+    assert statuses(site_findings(tmp_path / "ward")) == {"policy": "failed", "approval": "ok"}
+
+
 def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     make_node_key(tmp_path / "keys/site-0")
@@ -181,6 +192,7 @@ def test_the_command_checks_a_sites_real_data(keel: Any, tmp_path: Path) -> None
     keel("deploy", "new", "doctored")
     make_certificates(tmp_path / "doctored/certificates", ["127.0.0.1"])
     make_node_key(tmp_path / "doctored/keys/site-0")
+    Approval(tmp_path / "doctored/approved").approve(build_bundle(tmp_path / "doctored"))
     rows = [",".join(["0.5"] * 10 + [str(row % 2)]) for row in range(50)]
     file = tmp_path / "patients.csv"
     file.write_text("\n".join([",".join("abcdefghijk"), *rows]))

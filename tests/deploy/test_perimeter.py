@@ -198,6 +198,8 @@ def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificat
     shutil.copy(f"{stolen}.key", f"{renewed}.key")
     assert post(federation, FLEET, stolen) == post(federation, FLEET, renewed) == 401
     assert (tls_status(federation, stolen), tls_status(federation, None)) == ("ok", "failed")
+    federation.start_node(1, "synthetic=true")
+    federation.wait_until(lambda: "pull-messages" in access_log(federation, "site-1"), "the node of site 1 connects")
     authority.revoke_site(1)
     subprocess.run(["./start_proxy.sh", "-s", "reload"], cwd=federation.folder, check=True, capture_output=True)
     deadline = time.monotonic() + 30
@@ -207,6 +209,9 @@ def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificat
         time.sleep(0.1)
     assert post(federation, FLEET, stolen) == post(federation, FLEET, renewed) == 400
     assert tls_status(federation, stolen) == "failed"
+    node = federation.processes["site-1"]
+    federation.wait_until(lambda: node.poll() is not None, "the node of the revoked site ends")
+    assert "the proxy refuses this site's certificate" in federation.log("site-1")
     other = federation.folder.parent / "site-0"
     shutil.copy(federation.folder / "certificates" / "site-0.crt", f"{other}.crt")
     shutil.copy(federation.folder / "keys" / "site-0.key", f"{other}.key")

@@ -219,7 +219,13 @@ def doctor(
 
     from keel.deploy.check import load_app, read_app
     from keel.deploy.data_doctor import data_findings
-    from keel.deploy.doctor import connection_findings, machine_findings, server_port_finding, site_identity
+    from keel.deploy.doctor import (
+        connection_findings,
+        machine_findings,
+        server_port_finding,
+        site_findings,
+        site_identity,
+    )
     from keel.deploy.flower_adapter import parse_node_config
     from keel.deploy.site import app_parts
 
@@ -235,7 +241,7 @@ def doctor(
         if client not in app_parts:
             raise KeelError(f"{components['clientapp']} must be made by keel.deploy.client_app")
         model, loader, _ = app_parts[client]
-        findings += data_findings(model, loader, node)
+        findings += [*site_findings(folder), *data_findings(model, loader, node)]
     if server is None and node_config is None:
         findings.append(server_port_finding(port))
     for finding in findings:

@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from keel.deploy.approval import Approval
 from keel.deploy.authority import read_certificate
 from keel.deploy.expiry import WARNING_DAYS, days_left
+from keel.deploy.site_policy import read_policy
 from keel.deploy.versions import SOFTWARE, installed_versions
 from keel.errors import KeelError
 from keel.runs.resources import available_ram
@@ -56,6 +58,21 @@ def machine_findings(folder: Path) -> Iterator[Finding]:
             private = not file.stat().st_mode & 0o077
             text = "only its owner can read it" if private else f"others can read it; run chmod 600 {file}"
             yield Finding(f"key {file.name}", "ok" if private else "failed", text)
+
+
+def site_findings(folder: Path) -> Iterator[Finding]:
+    """Check the policy and the approval of a site, without which its node does not start."""
+    checks: dict[str, Callable[[], object]] = {
+        "policy": lambda: read_policy(folder / "site.toml"),
+        "approval": lambda: Approval(folder / "approved").hash(),
+    }
+    for check, read in checks.items():
+        try:
+            read()
+        except KeelError as error:
+            yield Finding(check, "failed", str(error))
+        else:
+            yield Finding(check, "ok", "valid")
 
 
 def site_identity(folder: Path, node: Mapping[str, Any]) -> tuple[Path, Path] | None:

@@ -5,6 +5,8 @@ part that changed.
 """
 
 import logging
+import os
+import signal
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -266,7 +268,10 @@ def parse_node_config(text: str) -> dict[str, Any]:
 
 
 def present_certificate(certificate: Path, key: Path) -> None:
-    """Make every HTTPS connection that Flower opens in this process present a client certificate."""
+    """Make every HTTPS connection that Flower opens in this process present a client certificate.
+
+    Flower waits for ever after a request that the proxy refuses, so such an answer ends the process.
+    """
     original = ProtobufClient.__init__
 
     def init(self: ProtobufClient, *args: Any, verify: ssl.SSLContext | bool | str = True, **kwargs: Any) -> None:
@@ -277,5 +282,16 @@ def present_certificate(certificate: Path, key: Path) -> None:
             context.load_cert_chain(certificate, key)
             verify = context
         original(self, *args, verify=verify, **kwargs)
+        self._client.event_hooks = {"response": [end_if_refused]}
 
     ProtobufClient.__init__ = init  # type: ignore[method-assign]
+
+
+def end_if_refused(response: httpx.Response) -> None:
+    """End this process if the answer is nginx's page for a certificate that it does not accept."""
+    if response.status_code == httpx.codes.BAD_REQUEST and response.headers.get("content-type") == "text/html":
+        log.error(
+            "the proxy refuses this site's certificate (revoked or expired); ask the server for a new site-N.crt and "
+            "start the node again"
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
