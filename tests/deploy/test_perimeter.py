@@ -198,8 +198,12 @@ def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificat
     shutil.copy(f"{stolen}.key", f"{renewed}.key")
     assert post(federation, FLEET, stolen) == post(federation, FLEET, renewed) == 401
     assert (tls_status(federation, stolen), tls_status(federation, None)) == ("ok", "failed")
+    before = access_log(federation, "site-1")
     federation.start_node(1, "synthetic=true")
-    federation.wait_until(lambda: "pull-messages" in access_log(federation, "site-1"), "the node of site 1 connects")
+    connected = 'pull-messages HTTP/1.1" 200'
+    federation.wait_until(
+        lambda: connected in access_log(federation, "site-1").removeprefix(before), "the node of site 1 connects"
+    )
     authority.revoke_site(1)
     subprocess.run(["./start_proxy.sh", "-s", "reload"], cwd=federation.folder, check=True, capture_output=True)
     deadline = time.monotonic() + 30
