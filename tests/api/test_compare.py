@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,15 @@ def test_the_baseline_may_be_the_name_of_an_own_class(tmp_path: Path) -> None:
     assert result.rows()[0]["target"] == result.rows()[1]["accuracy_mean"]
 
 
-def test_ctrl_c_saves_every_run_and_the_same_call_continues(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts a process in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_saves_every_run_and_the_same_call_continues(tmp_path: Path, interruptible: None) -> None:
     parent = os.getpid()
 
     def interrupt(record: Any, state: Any, seconds: float) -> None:
