@@ -278,18 +278,25 @@ def test_an_approved_bundle_does_not_open_the_door_to_an_installed_app(
     assert (line["event"], line["reason"], line["kind"]) == ("refused", "approval: WrongBundle", "query")
 
 
+def approved_and_installed(
+    app: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[bytes, Path, ApprovedOnly]:
+    """Approve an app that Flower has installed; return its bundle, the installed folder and the site's check."""
+    from flwr.cli.install import install_from_fab
+
+    monkeypatch.setenv("FLWR_HOME", str(folder / "home"))
+    approval, content = Approval(folder / "approved"), build_bundle(app)
+    approval.approve(content)
+    check = ApprovedOnly(approval, folder / "site.toml", folder / "state")
+    return content, install_from_fab(content, skip_prompt=True), check
+
+
 def test_an_app_that_is_installed_already_is_removed_before_it_is_installed_again(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower does not install over an existing folder, whose files may have been changed."""
-    from flwr.cli.install import install_from_fab
-
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
-    approval.approve(content)
-    installed = install_from_fab(content, skip_prompt=True)
+    content, installed, check = approved_and_installed(app, tmp_path, monkeypatch)
     (installed / "study" / "client.py").write_text("changed")
-    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
     assert offer(check, content, NodeState(runs={}, bundles={}, installed=[])) == []
     assert not installed.exists()
 
@@ -297,13 +304,7 @@ def test_an_app_that_is_installed_already_is_removed_before_it_is_installed_agai
 def test_an_installed_app_that_cannot_be_removed_is_refused(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flwr.cli.install import install_from_fab
-
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    approval, content = Approval(tmp_path / "approved"), build_bundle(app)
-    approval.approve(content)
-    installed = install_from_fab(content, skip_prompt=True)
-    check = ApprovedOnly(approval, tmp_path / "site.toml", tmp_path / "state")
+    content, installed, check = approved_and_installed(app, tmp_path, monkeypatch)
 
     def fail(path: Any, **options: Any) -> None:
         if not options.get("ignore_errors"):

@@ -3,7 +3,7 @@
 The threshold is a number, or "adaptive": FACTOR times the median of the norms of this cohort and of the last WINDOW
 rounds. The median is the lower one, which in a cohort of two is the smaller norm. It lies between honest norms whenever
 less than half of the norms are not honest; of two norms it may be the malicious one. Norms are recorded as clipped, so
-that a majority for some rounds raises the threshold step by step and not at once.
+that a majority for some rounds raises the threshold step by step and not in one round.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ def euclidean_norm(tensor: Tensor) -> float:
 
 def adaptive_threshold(norms: Iterable[float]) -> float:
     """FACTOR times the lower median of the positive, finite norms; infinite if there are none."""
-    known = sorted(norm for norm in norms if 0 < norm < inf)
-    return FACTOR * known[(len(known) - 1) // 2] if known else inf
+    ordered = sorted(norm for norm in norms if 0 < norm < inf)
+    return FACTOR * ordered[(len(ordered) - 1) // 2] if ordered else inf
 
 
 class RoundClipping:

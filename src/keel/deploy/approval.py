@@ -136,17 +136,17 @@ class Approval:
         Raises:
             KeelError: It is another app, no app is approved, or the bundle cannot be read.
         """
-        found = read_app(bundle).hash
+        offered = read_app(bundle).hash
         try:
             approved = self.hash()
-            if found == approved:
-                return found
+            if offered == approved:
+                return offered
             reason = f"the approved app is {approved[:12]}"
         except KeelError as error:
             reason = str(error)
         self._write(REFUSED, bundle)
         raise KeelError(
-            f"app {found[:12]} is refused: {reason}; to read it: keel deploy approve {self.folder / REFUSED}"
+            f"app {offered[:12]} is refused: {reason}; to read it: keel deploy approve {self.folder / REFUSED}"
         )
 
     def _write(self, name: str, content: bytes) -> None:

@@ -88,17 +88,17 @@ def verify(path: Path, noted: str | None = None) -> Verification:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise KeelError(f"audit log {str(path)!r} cannot be read ({error.strerror})") from None
-    previous, found = GENESIS, noted in (None, GENESIS)
+    previous, contains_noted = GENESIS, noted in (None, GENESIS)
     for number, text in enumerate(lines[:-1], start=1):
         fault = _fault(text, previous)
         if fault is not None:
             return Verification(number - 1, previous, f"line {number}: {fault}")
         previous = json.loads(text)["hash"]
-        found = found or previous == noted
+        contains_noted = contains_noted or previous == noted
     count = len(lines) - 1
     if lines[-1]:
         return Verification(count, previous, f"line {count + 1}: is not complete")
-    if not found:
+    if not contains_noted:
         return Verification(count, previous, f"no line has the hash {noted}; lines at the end were removed")
     return Verification(count, previous)
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from keel.errors import KeelError
+from keel.runs.files import write_atomic
 
 LIFETIME = timedelta(days=365)
 CA_LIFETIME = timedelta(days=3650)
@@ -65,7 +66,7 @@ class Authority:
         old = read_certificate(file)
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         new = self._sign(old.subject, _public_key(old), ExtendedKeyUsageOID.SERVER_AUTH, names)
-        _replace(file, new.public_bytes(Encoding.PEM))
+        write_atomic(file, [new.public_bytes(Encoding.PEM)])
         return new
 
     def certify_site(self, site: int, request: Path) -> Path:
@@ -102,8 +103,8 @@ class Authority:
 
     def revoke_site(self, site: int) -> int:
         """Revoke every certificate that the site has had, and return their number."""
-        known = self.revocations()
-        serials = {entry.serial_number for entry in known}
+        revoked = self.revocations()
+        serials = {entry.serial_number for entry in revoked}
         new = [certificate for certificate in self.issued(site) if certificate.serial_number not in serials]
         if not new:
             raise KeelError(f"site {site} has no valid certificate in {self.folder}")
@@ -112,7 +113,7 @@ class Authority:
             x509.RevokedCertificateBuilder().serial_number(old.serial_number).revocation_date(now).build()
             for old in new
         ]
-        self.write_revocations([*known, *entries])
+        self.write_revocations([*revoked, *entries])
         (self.folder / f"site-{site}.crt").unlink(missing_ok=True)
         return len(new)
 
@@ -143,7 +144,7 @@ class Authority:
         )
         for entry in entries:
             builder = builder.add_revoked_certificate(entry)
-        _replace(self.folder / "ca.crl", builder.sign(self.key, hashes.SHA384()).public_bytes(Encoding.PEM))
+        write_atomic(self.folder / "ca.crl", [builder.sign(self.key, hashes.SHA384()).public_bytes(Encoding.PEM)])
 
     def _issue_site(self, site: int, key: ec.EllipticCurvePublicKey) -> Path:
         certificate = self._sign(common_name(f"site-{site}"), key, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -151,7 +152,7 @@ class Authority:
         (self.folder / "issued").mkdir(mode=0o700, exist_ok=True)
         # First the record that a revocation needs, then the certificate.
         (self.folder / "issued" / f"site-{site}-{certificate.serial_number:x}.crt").write_bytes(content)
-        _replace(self.folder / f"site-{site}.crt", content)
+        write_atomic(self.folder / f"site-{site}.crt", [content])
         return self.folder / f"site-{site}.crt"
 
     def _sign(
@@ -232,13 +233,6 @@ def _public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     key = certificate.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)  # Keel issues no other
     return key
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Write a file at once, so that a proxy never reads a part of it."""
-    part = file.with_name(f"{file.name}.part")
-    part.write_bytes(content)
-    part.replace(file)
 
 
 def _host(text: str) -> x509.GeneralName:

@@ -91,10 +91,12 @@ def _compare(client: ClientApp, nodes: list[dict[str, Any]], config: dict[str, A
         simulated = run(table, model=module, data=data, loss=loss, out=scratch / "serial")
     finally:
         torch.set_num_threads(threads)
-    found = simulated.summary["model_sha256"]
-    if found != model:
-        raise KeelError(f"the federation's model {model[:16]} differs from the simulation's {found[:16]}; report this")
-    return f"\nmodel of the federation {model}\nmodel of the simulation {found}: equal"
+    simulated_model = simulated.summary["model_sha256"]
+    if simulated_model != model:
+        raise KeelError(
+            f"the federation's model {model[:16]} differs from the simulation's {simulated_model[:16]}; report this"
+        )
+    return f"\nmodel of the federation {model}\nmodel of the simulation {simulated_model}: equal"
 
 
 OVERRIDDEN = ("federation.timeout", "federation.wait")

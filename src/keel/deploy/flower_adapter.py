@@ -184,9 +184,9 @@ def _pull_checked(
         if answer is None:
             return None
         received.append(answer[0])
-        known = state.get_run(answer[0].metadata.run_id)
-        if known is not None:  # an approval may have been withdrawn since the first message of the run
-            accept(known, state.get_fab(known.fab_hash))
+        run = state.get_run(answer[0].metadata.run_id)
+        if run is not None:  # an approval may have been withdrawn since the first message of the run
+            accept(run, state.get_fab(run.fab_hash))
         return answer
 
     def get_run(run_id: int) -> Any:

@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from keel.deploy.approval import Approval
 from keel.deploy.flower_adapter import BundleRefused, log, node_config_of, run_supernode
-from keel.deploy.site_audit import record
+from keel.deploy.site_audit import record_refusal
 from keel.deploy.site_policy import APP, POLICY, read_policy
 from keel.deploy.site_state import state_folder
 from keel.errors import KeelError
@@ -54,7 +54,4 @@ class ApprovedOnly:
 
     def refused(self, reason: str, message: Message) -> None:
         metadata = message.metadata
-        try:
-            record(self.state, "refused", reason=reason, run=str(metadata.run_id), kind=metadata.message_type)
-        except Exception:  # such as a full disk: the message is refused in any case, and the node stays
-            log.exception("this site could not write its audit log")
+        record_refusal(self.state, reason=reason, run=str(metadata.run_id), kind=metadata.message_type)

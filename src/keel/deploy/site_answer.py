@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from keel.deploy import messages
 from keel.deploy.flower_adapter import error_reply, log
-from keel.deploy.site_audit import record
+from keel.deploy.site_audit import record, record_refusal
 from keel.deploy.site_errors import RequestTimeout, reason_of
 from keel.deploy.site_limits import memory_limit, time_limit
 from keel.deploy.site_noise import report_norm
@@ -33,33 +34,33 @@ def answer_message(answer: Answer, message: Message, context: Context) -> Messag
             content = answer(message.content.config_records[messages.REQUEST], message, node, policy)
         if policy is not None:
             policy.check_reply(messages.tensor_bytes(content))
-        _audit("answered", message, node, bytes=messages.tensor_bytes(content), norm=_norm(content))
+        state = _state_folder(node)
+        record(state, "answered", **_request(message, node), bytes=messages.tensor_bytes(content), norm=_norm(content))
     except (Exception, RequestTimeout) as error:
         reason = reason_of(error)
         log.exception("this site refused or could not answer a request (%s)", reason)
-        try:
-            _audit("refused", message, node, reason=reason)
-        except Exception:
-            log.exception("this site could not write its audit log")
+        record_refusal(_state_folder(node), **_request(message, node), reason=reason)
         return error_reply(reason, message)
     return Message(content, reply_to=message)
 
 
-def _audit(event: str, message: Message, node: Mapping[str, Any], **fields: Any) -> None:
+def _state_folder(node: Mapping[str, Any]) -> Path:
+    return state_folder(node, f"site-{node.get('site')}")
+
+
+def _request(message: Message, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the audit log says about a request."""
     request = message.content.config_records.get(messages.REQUEST, ConfigRecord())
-    record(
-        state_folder(node, f"site-{node.get('site')}"),
-        event,
-        kind=message.metadata.message_type,
-        server_node=str(message.metadata.src_node_id),
-        run=str(message.metadata.run_id),
-        training=messages.one_line(request.get("training", "")),
-        round=messages.one_line(request.get("round", "")),
-        app=str(node.get(APP, "")),
-        settings=sha256(str(request.get("spec", "")).encode()).hexdigest(),
-        versions=installed_versions(),
-        **fields,
-    )
+    return {
+        "kind": message.metadata.message_type,
+        "server_node": str(message.metadata.src_node_id),
+        "run": str(message.metadata.run_id),
+        "training": messages.one_line(request.get("training", "")),
+        "round": messages.one_line(request.get("round", "")),
+        "app": str(node.get(APP, "")),
+        "settings": sha256(str(request.get("spec", "")).encode()).hexdigest(),
+        "versions": installed_versions(),
+    }
 
 
 def _norm(content: RecordDict) -> float | None:

@@ -157,10 +157,10 @@ class Sites:
     def _check_same_app(self, description: Description) -> None:
         """Check that all sites have approved the same code. A site without an approval states none."""
         site, app = description["site"], description["app"]
-        for other, known in self.descriptions.items():
-            if other != site and app and known["app"] not in ("", app):
+        for other, stated in self.descriptions.items():
+            if other != site and app and stated["app"] not in ("", app):
                 raise messages.InvalidReply(
-                    f"site {site} has approved the app {app[:12]}, site {other} has approved {known['app'][:12]}; "
+                    f"site {site} has approved the app {app[:12]}, site {other} has approved {stated['app'][:12]}; "
                     "approve the same app on both"
                 )
 

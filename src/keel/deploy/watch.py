@@ -63,14 +63,14 @@ def cosines(deltas: Mapping[str, Tensor]) -> dict[str, float]:
     total = torch.zeros_like(next(iter(deltas.values())), dtype=torch.float64)
     for site, scale in scales.items():
         total.add_(deltas[site].double(), alpha=scale)
-    found = {}
+    result = {}
     for site, scale in scales.items():
         own = deltas[site].double() * scale
         others = total - own
         length = float(torch.linalg.vector_norm(others))
         if length > 0:
-            found[site] = round(float((own * others).sum()) / length, 6)
-    return found
+            result[site] = round(float((own * others).sum()) / length, 6)
+    return result
 
 
 class SiteWatch(Observer):
@@ -136,8 +136,8 @@ def outliers(records: Iterable[Record]) -> dict[str, dict[str, list[int]]]:
         for site, value, far in _far_values(dict(record)):
             streak = streaks[site, value] = [*streaks.get((site, value), []), record["round"]] if far else []
             if len(streak) >= OUTLIER_ROUNDS:
-                known = reported.setdefault(site, {}).setdefault(value, [])
-                known += [round for round in streak if round not in known]
+                rounds = reported.setdefault(site, {}).setdefault(value, [])
+                rounds += [round for round in streak if round not in rounds]
     return reported
 
 

@@ -12,7 +12,7 @@ from keel.paper.results import fields_of, seed_values
 from keel.paper.run_index import spec_fields
 
 SEARCHES = "searches"
-"""The folder of the scores of searches, beside the results and below the folder of runs."""
+"""The folder of the scores of searches, in the folder of results and in that of runs."""
 
 
 class Reported:
