@@ -113,7 +113,7 @@ def test_a_wrong_spec_is_refused_in_one_line(fields: dict[str, Any], message: st
     ("name", "message"),
     [
         ("brought:wrong", "data.name: 'brought:wrong' must return a keel.Dataset (got dict)"),
-        ("brought:fails", "data.name: 'brought:fails' failed (RuntimeError: no such file)"),
+        ("brought:fails", "data.name: 'brought:fails' failed (RuntimeError: no such file as that)"),
         ("brought:wrong_keys", "data.keys must hold one key per example: shape (4,) (got (3,))"),
         ("brought:with_files", "copy it there from https://example.org/clusters"),
         ("custom", "data.name = 'custom' requires data passed in Python: keel.run(..., data=...)"),

@@ -129,3 +129,34 @@ def test_the_error_for_an_unreachable_server_names_the_url_and_the_target_file(t
         KeelError, match=r"http://127\.0\.0\.1:9/file cannot be downloaded .* or save the file as '.*set/file'"
     ):
         fetch(nowhere, tmp_path, lambda *_: None)
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Answers with a redirection, or with a length that is no number."""
+
+    location: str | None = None
+
+    def do_GET(self) -> None:
+        self.send_response(302 if self.location else 200)
+        self.send_header(*(("Location", self.location) if self.location else ("Content-Length", "many")))
+        self.end_headers()
+        if not self.location:
+            self.wfile.write(CONTENT)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_redirection_to_a_local_file_is_refused(server: Server, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(CONTENT)
+    server.RequestHandlerClass = type("ToFile", (Redirecting,), {"location": secret.as_uri()})
+    with pytest.raises(KeelError, match="cannot be downloaded"):
+        fetch(download(server), tmp_path / "data", lambda *_: None)
+    assert not (tmp_path / "data/set/file").exists()
+
+
+def test_a_length_that_is_no_number_is_ignored(server: Server, tmp_path: Path) -> None:
+    server.RequestHandlerClass = Redirecting
+    fetch(download(server), tmp_path, lambda *_: None)
+    assert (tmp_path / "set/file").read_bytes() == CONTENT

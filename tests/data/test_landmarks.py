@@ -109,7 +109,7 @@ def test_wrong_columns_and_classes_are_refused(folder: Path) -> None:
     with pytest.raises(KeelError, match=r"line 2 of '.*test.csv': the class must be from 0 to 3 \(got '4'\)"):
         load(SMALL_LANDMARKS, 16, True)
     write(folder / "landmarks-user-160k/test.csv", "id,landmark_id", [])
-    with pytest.raises(KeelError, match=r"test.csv' must have the columns image_id, class \(got id, landmark_id\)"):
+    with pytest.raises(KeelError, match=r"test.csv' must have the columns image_id, class \(got 'id, landmark_id'\)"):
         load(SMALL_LANDMARKS, 16, True)
 
 

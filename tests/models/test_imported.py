@@ -134,7 +134,7 @@ def test_a_wrong_spec_is_refused_in_one_line(fields: dict[str, Any], message: st
     ("name", "message"),
     [
         ("brought:wrong", "model.name: 'brought:wrong' must return a torch.nn.Module (got list)"),
-        ("brought:fails", "model.name: 'brought:fails' failed (RuntimeError: no weights)"),
+        ("brought:fails", "model.name: 'brought:fails' failed (RuntimeError: no weights anywhere)"),
         ("custom", "model.name = 'custom' requires a model passed in Python: keel.run(..., model=...)"),
     ],
 )

@@ -1,5 +1,6 @@
 """Tests of every model: its docstring, its published size, and training as a flat vector."""
 
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from keel import KeelError
+from keel import KeelError, models
 from keel.core.flat_model import FlatModel
 from keel.models import MODELS, build
 
@@ -130,3 +131,23 @@ def test_inputs_and_settings_that_a_model_does_not_support_are_refused(
 ) -> None:
     with pytest.raises(KeelError, match=words):
         build(name, shape, 10, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings"),
+    [
+        ("mlp", IMAGES, {"hidden": [10**9]}),
+        ("mlp", IMAGES, {"hidden": [10**6, 10**6]}),
+        ("mlp", IMAGES, {"hidden": [2**62]}),
+        ("cnn", IMAGES, {"channels": [10**9]}),
+        ("char_lstm", TOKENS, {"hidden": 10**7}),
+    ],
+)
+def test_a_model_that_exceeds_the_ram_is_refused_before_it_is_allocated(
+    name: str, shape: tuple[int, ...], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "available_ram", lambda: 10**11)
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    with pytest.raises(KeelError, match=rf"^model.name: '{name}' (with .* of RAM; use a smaller|cannot be built)"):
+        build(name, shape, CLASSES, settings)
+    assert getrusage(RUSAGE_SELF).ru_maxrss < before + 200_000  # kilobytes

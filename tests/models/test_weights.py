@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -117,9 +118,29 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(**{"2.bias": torch.tensor([1.0, float("nan"), 0.0])}), "has values that are not finite in 2.bias"),
         ({"epoch": 3, "state_dict": changed()}, "must hold tensors by name (got 'epoch' of type int); save model."),
         (torch.ones(3), "must hold a state_dict (got Tensor)"),
+        (changed(**{"2.bias": torch.full([3], 1e300, dtype=torch.float64)}), "values that are not finite in 2.bias"),
+        (changed(**{"0.bias": torch.ones(1).expand(10**6, 10**6)}), "0.bias has the shape (1000000, 1000000), the mod"),
+        (changed(**{"0.bias": torch.ones(4).to_sparse()}), "must hold dense tensors (got '0.bias', which is sparse, "),
+        (changed(**{"0.bias": torch.ones(4, device="meta")}), "must hold dense tensors (got '0.bias', which is "),
+        ({**changed(), 1: torch.ones(1)}, "must hold tensors by name (got 1 of type Tensor)"),
         (small_network(), "is not a file of plain tensors; save it with torch.save(model.state_dict(), ...)"),
     ],
-    ids=["missing", "unexpected", "other names", "shape", "dtype", "nan", "checkpoint", "tensor", "module"],
+    ids=[
+        "missing",
+        "unexpected",
+        "other names",
+        "shape",
+        "dtype",
+        "nan",
+        "checkpoint",
+        "tensor",
+        "large",
+        "expanded",
+        "sparse",
+        "meta",
+        "number",
+        "module",
+    ],
 )
 def test_a_file_that_does_not_fit_gives_one_line(content: Any, message: str, tmp_path: Path) -> None:
     file = saved(content, tmp_path / "weights.pt")
@@ -137,6 +158,15 @@ def test_code_in_a_file_is_never_executed(tmp_path: Path) -> None:
         with one_line_error(f"{name}' "):
             start(small_network(), str(tmp_path / name))
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    file = Path(saved(changed(), tmp_path / "weights.pt"))
+    with ZipFile(file) as source, ZipFile(tmp_path / "bomb.pt", "w", ZIP_DEFLATED) as archive:
+        for name in source.namelist():
+            archive.writestr(name, bytes(2**20) if "/data/" in name else source.read(name))
+    with one_line_error("bomb.pt' is not a file of plain tensors"):
+        start(small_network(), str(tmp_path / "bomb.pt"))
 
 
 def test_a_lazy_model_gives_one_line(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """A user's arrays from .npy files. Pickles are refused."""
 
+import sys
+import warnings
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ from keel.settings import PathText
 
 MAPPED_FROM = 1 << 26
 """The size in bytes from which a file is memory-mapped instead of read."""
+HEADER_ERRORS = (ValueError, TypeError, ArithmeticError, SyntaxError, TokenError, EOFError, MemoryError, RecursionError)
+"""What numpy raises for a damaged header, which it evaluates as a Python literal."""
 
 
 def arrays(
@@ -97,15 +103,45 @@ def as_dataset(
 def read(path: Path, field: str) -> np.ndarray:
     """Read one array; an error names the spec's field and the file."""
     try:
-        if path.is_file() and path.stat().st_size >= MAPPED_FROM:
-            return np.lib.format.open_memmap(path, mode="r")  # it refuses pickles
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except FileNotFoundError:
-        raise KeelError(f"{field}: file {str(path)!r} does not exist") from None
-    except (OSError, ValueError, EOFError, MemoryError) as error:
+        if not path.exists():
+            raise KeelError(f"{field}: file {str(path)!r} does not exist")
+        if not path.is_file():  # a pipe would block
+            raise ValueError("not a file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a header of Python 2, or one that is not a literal
+            _check_header(path)
+            array = np.lib.format.open_memmap(path, mode="r")
+        if array.dtype.kind == "U" and (_code_points(array) > sys.maxunicode).any():
+            raise ValueError("not a text")
+        return array if array.nbytes >= MAPPED_FROM else np.array(array)
+    except KeelError:
+        raise
+    except (OSError, *HEADER_ERRORS) as error:
         # numpy's message would suggest to allow pickles
         raise KeelError(f"{field}: {str(path)!r} is not a .npy array of numbers or text") from error
+
+
+def _check_header(path: Path) -> None:
+    """Raise a ValueError if the file has pickles or fewer bytes than its header declares.
+
+    Numpy allocates what a header declares, and divides by the size of an element.
+    """
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f"version {version} of the format is for records")
+        shape, _, dtype = headers[version](file)
+        left = path.stat().st_size - file.tell()
+    if dtype.hasobject or not dtype.itemsize or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"{dtype} of shape {shape}")
+    if prod(shape) * dtype.itemsize > left:
+        raise ValueError(f"{dtype} of shape {shape} in {left} bytes")
+
+
+def _code_points(texts: np.ndarray) -> np.ndarray:
+    content = np.ascontiguousarray(texts).reshape(-1)
+    return content.view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
 
 
 def examples(inputs: Any, targets: np.ndarray, field: str, task: TaskKind = "classification") -> Examples:

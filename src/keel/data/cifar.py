@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
+from pickletools import genops
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from keel.data.dataset import Dataset
 from keel.data.fetch import Download
 from keel.data.store import check, data_folder, prepared
 from keel.data.transforms import Pixels
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 CIFAR10 = Download(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -107,11 +108,15 @@ def read_batch(path: Path, labels: str, digest: str) -> tuple[np.ndarray, np.nda
 def read_pickle(path: Path) -> Any:
     """Read a pickle of text, numbers, lists, dicts and arrays of bytes; one that refers to anything else is refused."""
     try:
-        return _ArraysOnly(BytesIO(path.read_bytes()), encoding="latin1").load()
+        content = path.read_bytes()
+        for operation, argument, _ in genops(content):
+            if "PUT" in operation.name and int(argument or 0) > len(content):  # it would allocate gigabytes
+                raise KeelError("stores more objects than it has bytes")
+        return _ArraysOnly(BytesIO(content), encoding="latin1").load()
     except KeelError as error:
         raise KeelError(f"data: {str(path)!r} {error}") from None
     except Exception as error:  # whatever a damaged stream makes the unpickler raise
-        raise KeelError(f"data: {str(path)!r} is damaged or not a pickle ({error}); download it again") from error
+        raise KeelError(f"data: {str(path)!r} is damaged or not a pickle ({shown(str(error))})") from error
 
 
 class _Array:
@@ -151,4 +156,6 @@ class _ArraysOnly(pickle.Unpickler):
         try:
             return self.ALLOWED[module, name]
         except KeyError:
-            raise KeelError(f"refers to {module}.{name}, which no array needs; it was not executed") from None
+            raise KeelError(
+                f"refers to {shown(f'{module}.{name}')}, which no array needs; it was not executed"
+            ) from None

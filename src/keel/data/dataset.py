@@ -45,6 +45,10 @@ class Dataset:
         for name, keys, count in ("keys", self.keys, examples), ("test_keys", self.test_keys, len(self.test)):
             if keys is not None and keys.shape != (count,):
                 raise KeelError(f"data.{name} must hold one key per example: shape ({count},) (got {keys.shape})")
+            if keys is not None and (keys.dtype.kind in "Vc" or (keys.dtype.kind == "f" and np.isnan(keys).any())):
+                raise KeelError(
+                    f"data.{name} must be numbers or texts (got {keys.dtype}, with records, complex or NaN)"
+                )
         if self.class_names and len(set(self.class_names)) != self.classes:
             raise KeelError(
                 f"data.class_names must be {self.classes} different names, one per class (got {self.class_names!r})"

@@ -11,7 +11,7 @@ from keel.data import leaf
 from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.transforms import Pixels
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 CHARACTERS = digits + ascii_uppercase + ascii_lowercase
 CLASSES = len(CHARACTERS)
@@ -32,19 +32,20 @@ def images(x: list[Any], y: list[Any], file: Path) -> tuple[np.ndarray, np.ndarr
     """Convert a writer's images to bytes, without loss because LEAF stores bytes divided by 255, and its labels."""
     try:
         greys, labels = np.array(x, dtype=np.float64), np.array(y)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise KeelError(
             f"data: {str(file)!r} must have {PIXELS} numbers per image and a label (got other values: {error})"
         ) from error
     if greys.shape != (len(y), PIXELS):
         raise KeelError(f"data: {str(file)!r} must have {PIXELS} numbers per image (got shape {greys.shape})")
-    bytes_ = np.rint(greys * 255)
-    valid = (np.abs(greys - bytes_ / 255) < 1e-6) & (bytes_ >= 0) & (bytes_ <= 255)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused below
+        bytes_ = np.rint(greys * 255)
+        valid = (np.abs(greys - bytes_ / 255) < 1e-6) & (bytes_ >= 0) & (bytes_ <= 255)
     if not valid.all():
         raise KeelError(
             f"data: {str(file)!r} must have pixels k/255 for whole k from 0 to 255 (got {float(greys[~valid][0])})"
         )
     if labels.dtype.kind != "i" or labels.shape != (len(y),) or labels.min() < 0 or labels.max() >= CLASSES:
         wrong = next((label for label in y if not (isinstance(label, int) and 0 <= label < CLASSES)), y[0])
-        raise KeelError(f"data: {str(file)!r} must have labels from 0 to {CLASSES - 1} (got {wrong!r})")
+        raise KeelError(f"data: {str(file)!r} must have labels from 0 to {CLASSES - 1} (got {shown(wrong)})")
     return bytes_.astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.uint8)

@@ -1,10 +1,14 @@
 """Downloads: resumed after an interruption, verified before use, and only the named files of an archive extracted."""
 
+import lzma
+import re
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import IO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -93,8 +97,8 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
     with response:
         if received and response.status != 206:  # the server ignores ranges and sends the whole file
             received = 0
-        length = response.headers.get("Content-Length")
-        total = received + int(length) if length else None
+        length = response.headers.get("Content-Length", "")
+        total = received + int(length) if re.fullmatch("[0-9]{1,18}", length) else None
         with part.open("ab" if received else "wb") as file:
             while block := response.read(BLOCK):
                 file.write(block)
@@ -108,20 +112,25 @@ def _extract(archive: Path, download: Download, folder: Path) -> None:
     """Extract the named members and nothing else; each appears complete or not at all."""
     check(archive, download.digest)
     targets = dict(zip(download.members, download.files, strict=True))
-    with tarfile.open(archive, mode="r|*") as tar:  # one pass: seeking in a compressed archive is slow
-        for member in tar:
-            source = tar.extractfile(member) if member.name in targets else None
-            if source is None:
-                continue
-            target = folder / targets.pop(member.name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.new")
-            try:
-                with source, temporary.open("wb") as file:
-                    while block := source.read(BLOCK):
-                        file.write(block)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+    try:
+        with tarfile.open(archive, mode="r|*") as tar:  # one pass: seeking in a compressed archive is slow
+            for member in tar:
+                source = tar.extractfile(member) if member.name in targets and member.isreg() else None
+                if source is not None:
+                    _write_member(source, folder / targets.pop(member.name))
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, TypeError, ValueError) as error:
+        raise KeelError(f"data: the archive {str(archive)!r} cannot be read ({error}); download it again") from error
     if targets:
         raise KeelError(f"data: the archive {str(archive)!r} has no file {next(iter(targets))!r}")
+
+
+def _write_member(source: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        with source, temporary.open("wb") as file:
+            while block := source.read(BLOCK):
+                file.write(block)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

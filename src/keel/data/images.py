@@ -1,9 +1,12 @@
 """A user's folder of images, and the decoding of image files to squares of bytes, once and never all in memory."""
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from shutil import disk_usage
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +27,12 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 """The channel statistics of ImageNet, which pretrained networks expect."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
+"""What an image file may contain, whatever its suffix: Pillow runs other programs for some formats."""
+MAX_PIXELS = 1 << 26
+"""The largest number of pixels of an image. A small file may declare gigabytes."""
+MAX_VISITS = 1000
+"""How often a folder is visited through links. Links may form cycles."""
 LAYOUT = "FOLDER/train/CLIENT/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE"
 BATCH = 32
 """The images that a thread decodes between two updates of the progress bar."""
@@ -93,7 +102,7 @@ def store_images(folder: Path, parts: dict[str, list[Path]], size: int) -> None:
     from rich.progress import track
 
     try:
-        import PIL  # noqa: F401
+        from PIL import Image
     except ImportError:
         raise KeelError("data: images require Pillow: pip install 'keel-fl[vision]'") from None
     _check_disk_space(folder, sum(map(len, parts.values())), size)
@@ -108,7 +117,9 @@ def store_images(folder: Path, parts: dict[str, list[Path]], size: int) -> None:
         for i, file in enumerate(files):
             target[i] = decode(file, size)
 
-    with ThreadPoolExecutor() as threads:  # Pillow releases the interpreter lock while it decodes
+    # Pillow releases the interpreter lock while it decodes.
+    with ThreadPoolExecutor() as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `decode` has its own limit
         done = threads.map(decode_batch, jobs)
         terminal = Console(stderr=True, highlight=False, markup=False)
         bar = track(
@@ -129,10 +140,13 @@ def decode(path: Path, size: int) -> np.ndarray:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             if image.mode[0] in "IF":  # 16 or 32 bits per pixel, which Pillow would clip at 255
                 raise KeelError(f"data: {str(path)!r} must have 8 bits per channel (got mode {image.mode})")
+            width, height = image.size
             image.draft("RGB", (size, size))  # decode a JPEG at 1/2, 1/4 or 1/8 if that is large enough
+            if prod((width, height) if image.info.get("progressive") else image.size) > MAX_PIXELS:
+                raise KeelError(f"data: {str(path)!r} must have at most {MAX_PIXELS:,} pixels (got {width}x{height})")
             colours = image.convert("RGBA") if "transparency" in image.info else image
             square = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
     except KeelError:
@@ -148,11 +162,19 @@ def image_files(root: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise KeelError(f"data: {error.filename!r} cannot be read ({error.strerror})") from error
 
+    visits: Counter[tuple[int, int]] = Counter()
     for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
+        status = Path(folder).stat()
+        visits[status.st_dev, status.st_ino] += 1
+        if visits[status.st_dev, status.st_ino] > MAX_VISITS:
+            raise KeelError(f"data: {folder!r} is linked more than {MAX_VISITS:,} times; remove links to folders above")
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(folder, name)
+                path = Path(folder, name)
+                if not path.is_file():  # a pipe would block
+                    raise KeelError(f"data: {str(path)!r} is not a file; delete it")
+                yield path
 
 
 def _files_at_depth(root: Path, folders: int) -> list[Path]:

@@ -3,6 +3,7 @@
 The publisher provides tables that map photographs to users; the photographs come from the original data sets.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,11 @@ from keel.data.dataset import Dataset
 from keel.data.images import ImageList, Side, image_dataset, image_files
 from keel.data.store import data_folder
 from keel.data.table import csv_rows
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
+
+PLAIN_NAME = re.compile(r"[\w-]{1,200}", re.ASCII)
+MAX_DIGITS = 9
+"""The digits of the largest label; Python refuses to convert thousands of them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ def find_by_name(root: Path, ids: set[str]) -> dict[str, Path]:
     """Find images in the folders of Google's archives (a/b/c/abc....jpg) or all in one folder."""
     paths = {}
     for image in ids:
+        if not PLAIN_NAME.fullmatch(image):  # it could name a file outside of the folder
+            raise KeelError(f"data: image_id must be letters, digits, '_' and '-' (got {shown(image)})")
         for path in (root / image[:1] / image[1:2] / image[2:3] / f"{image}.jpg", root / f"{image}.jpg"):
             if path.is_file():
                 paths[image] = path
@@ -118,16 +125,17 @@ def _read(path: Path, columns: tuple[str, ...], classes: int) -> list[list[str]]
     rows = csv_rows(path, "data")
     _, header = next(rows, (1, []))
     if not set(columns) <= set(header):
-        raise KeelError(f"data: {str(path)!r} must have the columns {', '.join(columns)} (got {', '.join(header)})")
+        got = shown(", ".join(header))
+        raise KeelError(f"data: {str(path)!r} must have the columns {', '.join(columns)} (got {got})")
     positions = [header.index(column) for column in columns]
     values: list[list[str]] = [[] for _ in columns]
     for line, cells in rows:
         for position, column in zip(positions, values, strict=True):
             column.append(cells[position])
         label = values[-1][-1]
-        if not (label.isdecimal() and int(label) < classes):
+        if not (label.isdecimal() and len(label) <= MAX_DIGITS and int(label) < classes):
             raise KeelError(
-                f"data: line {line} of {str(path)!r}: the class must be from 0 to {classes - 1} (got {label!r})"
+                f"data: line {line} of {str(path)!r}: the class must be from 0 to {classes - 1} (got {shown(label)})"
             )
     return values
 

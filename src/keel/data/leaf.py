@@ -13,7 +13,7 @@ from keel.core.examples import Examples
 from keel.core.transforms import Transform
 from keel.data.dataset import Dataset
 from keel.data.store import data_folder, prepared
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 ADDRESS = "https://github.com/TalwalkarLab/leaf"
 
@@ -49,7 +49,7 @@ def load(name: str, encode: Encode, classes: int, transform: Transform) -> Datas
 
 def json_files(folder: Path) -> list[Path]:
     """Return the JSON files in a folder, sorted."""
-    files = sorted(folder.glob("*.json"))
+    files = sorted(file for file in folder.glob("*.json") if file.is_file())  # a pipe would block
     if not files:
         raise KeelError(f"data: {str(folder)!r} has no *.json files; make them with {ADDRESS}")
     return files
@@ -81,8 +81,9 @@ def read(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         user_data = json.loads(file.read_text(encoding="utf-8"), parse_float=cache(float))["user_data"]
         users = [(user, samples["x"], samples["y"]) for user, samples in user_data.items()]
         wrong = [u for u, x, y in users if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y))]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise KeelError(f"data: {str(file)!r} is damaged or not in LEAF's format ({error!r}); make it again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__} {error}"
+        raise KeelError(f"data: {str(file)!r} is damaged or not in LEAF's format ({reason}); make it again") from error
     if wrong:
-        raise KeelError(f"data: the user {wrong[0]!r} in {str(file)!r} must have lists x and y of equal length")
+        raise KeelError(f"data: the user {shown(wrong[0])} in {str(file)!r} must have lists x and y of equal length")
     yield from users

@@ -116,5 +116,5 @@ def read_idx(path: Path) -> np.ndarray:
         dtype, dimensions = _DTYPES[content[2]], content[3]
         shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
         return np.frombuffer(content, dtype, offset=4 + 4 * dimensions).reshape(shape)
-    except (KeyError, IndexError, ValueError, EOFError, ZlibError, gzip.BadGzipFile) as error:
+    except (OSError, KeyError, IndexError, ValueError, EOFError, ZlibError) as error:
         raise KeelError(f"data: {str(path)!r} is damaged or not in idx format ({error}); download it again") from error

@@ -6,6 +6,7 @@ The lines of all roles are one array of characters, and the samples are views of
 import re
 from collections import defaultdict
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
 from keel.data.store import data_folder, prepared
 from keel.data.transforms import Tokens
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 ADDRESS = "https://www.gutenberg.org/files/100/old/1994-01-100.zip"
 SOURCES = f"100.txt of {ADDRESS} as shakespeare/gutenberg100.txt, or LEAF's train/ and test/ with data.source = 'leaf'"
@@ -102,7 +103,7 @@ def read(file: Path) -> str:
     """Read the text."""
     try:
         return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise KeelError(f"data: {str(file)!r} is damaged or not a text ({error}); use 100.txt of {ADDRESS}") from error
 
 
@@ -123,7 +124,7 @@ def plays(text: str) -> list[tuple[str, dict[str, list[str]]]]:
     lines = text.splitlines()[1:_END]  # LEAF skips the first line
     authors = [number for number, line in enumerate(lines) if _AUTHOR in line][1:]  # the first belongs to the sonnets
     result: list[tuple[str, dict[str, list[str]]]] = []
-    for start, end in zip(authors, [*authors[1:], len(lines)], strict=True):
+    for start, end in pairwise([*authors, len(lines)]):
         above = [line.strip() for line in reversed(lines[max(0, start - 7) : start - 1])]
         title = next(filter(None, above), "")
         result.append((title, speeches(lines[start + 1 : end], title == _UNINDENTED)))
@@ -186,7 +187,9 @@ def samples(x: list[Any], y: list[Any], file: Path) -> tuple[np.ndarray, np.ndar
     for texts, length in (x, LENGTH), (y, 1):
         for text in texts:
             if not (isinstance(text, str) and len(text) == length):
-                raise KeelError(f"data: {str(file)!r} must have x of {LENGTH} characters and y of one (got {text!r})")
+                raise KeelError(
+                    f"data: {str(file)!r} must have x of {LENGTH} characters and y of one (got {shown(text)})"
+                )
     return encode("".join(x), file).reshape(-1, LENGTH), encode("".join(y), file)
 
 

@@ -44,8 +44,11 @@ def data_folder() -> Path:
 def check(path: Path, digest: str) -> None:
     """Raise a KeelError if a file is not the published one; `digest` is "md5:..." or "sha256:..."."""
     method, expected = digest.split(":")
-    with path.open("rb") as file:
-        actual = file_digest(file, method).hexdigest()
+    try:
+        with path.open("rb") as file:
+            actual = file_digest(file, method).hexdigest()
+    except OSError as error:
+        raise KeelError(f"data: {str(path)!r} cannot be read ({error.strerror})") from error
     if actual != expected:
         raise KeelError(
             f"data: {str(path)!r} is not the published file (its {method} is {actual}, expected {expected}); "
@@ -73,7 +76,10 @@ def prepared(
         settings: The settings that the arrays depend on.
         make: Writes NAME.npy files to the folder it is called with and returns the facts.
     """
-    stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    try:
+        stamps = [(str(path), *_stamp(path)) for path in sources]
+    except OSError as error:
+        raise KeelError(f"data: {error.filename!r} cannot be read ({error.strerror})") from error
     identity = json.dumps([FORMAT, name, sorted(settings.items()), stamps])
     folder = _prepared_folder() / f"{name}-{sha256(identity.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
@@ -104,10 +110,12 @@ def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
     try:
         facts = make(temporary)
         files = sorted(temporary.glob("*.npy"))
+        digests = {file.stem: _sha256(file) for file in files}
         contents = {
             "facts": facts,
-            "sha256": {file.stem: _sha256(file) for file in files},
+            "sha256": digests,
             "stamps": {file.stem: _stamp(file) for file in files},
+            "whole": _whole(facts, digests),
         }
         (temporary / "contents.json").write_text(json.dumps(contents), encoding="utf-8")
         temporary.rename(folder)
@@ -119,21 +127,31 @@ def _open(folder: Path) -> Prepared:
     fix = f"delete {str(folder)!r} to have it prepared again"
     try:
         contents = json.loads((folder / "contents.json").read_text(encoding="utf-8"))
-        digests = contents["sha256"].items()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        facts, digests, stamps = contents["facts"], contents["sha256"], contents["stamps"]
+        names = sorted(file.stem for file in folder.glob("*.npy"))
+        if sorted(digests) != names or sorted(stamps) != names or not isinstance(facts, dict):
+            raise ValueError("contents.json lists other arrays than the folder has")
+        whole = _whole(facts, digests)
+        if contents.get("whole", whole) != whole:  # folders of earlier versions have none
+            raise ValueError("contents.json has been changed")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise KeelError(f"data: {str(folder)!r} is damaged ({error}); {fix}") from None
     arrays = {}
-    for name, digest in digests:
+    for name, digest in digests.items():
         file = folder / f"{name}.npy"
         large = file.is_file() and file.stat().st_size > ALWAYS_HASHED
-        unchanged = large and _stamp(file) == contents["stamps"][name]
+        unchanged = large and _stamp(file) == stamps[name]
         if not file.is_file() or not (unchanged or _sha256(file) == digest):
             raise KeelError(f"data: {str(file)!r} is damaged; {fix}")
         # Copy-on-write because torch requires writable memory. Nothing writes, so all processes share the file's pages.
         array = arrays[name] = np.load(file, mmap_mode="c", allow_pickle=False)
         _mapped[array.ctypes.data] = array
-    whole = sha256(json.dumps([contents["facts"], contents["sha256"]], sort_keys=True).encode())
-    return Prepared(arrays, contents["facts"], whole.hexdigest())
+    return Prepared(arrays, facts, whole)
+
+
+def _whole(facts: dict[str, Any], digests: dict[str, str]) -> str:
+    """Return one hash of all arrays and facts."""
+    return sha256(json.dumps([facts, digests], sort_keys=True).encode()).hexdigest()
 
 
 def _stamp(file: Path) -> list[int]:

@@ -14,11 +14,13 @@ from keel.core.randomness import keyed_rng
 from keel.data.arrays import as_dataset, examples
 from keel.data.catalog_entry import CatalogEntry
 from keel.data.dataset import Dataset
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 from keel.settings import PathText
 
 TEST_SHARE = 5
 """Without a test file, 1/5 of the rows are test examples."""
+MAX_TEXT = 256
+"""The largest number of characters of a client or a label: numpy gives every row as many as the longest has."""
 
 TableTask = Literal["classification", "regression"]
 
@@ -62,7 +64,8 @@ def table(
     test = _read(test_file, "data.test_file", (client, label), required=(label,))
     if different := sorted(set(train.names) ^ set(test.names)):
         raise KeelError(
-            f"data.test_file: {test_file!r} must have the columns of {file!r}: {different[0]!r} is in one of them only"
+            f"data.test_file: {test_file!r} must have the columns of {file!r}: {shown(different[0])} is in one of "
+            "them only"
         )
     numbers = test.numbers[:, [test.names.index(name) for name in train.names]]
     if kind == "regression":
@@ -123,7 +126,8 @@ def _read(file: str, field: str, text: tuple[str, ...], required: tuple[str, ...
 def _check_names(path: Path, field: str, names: list[str], required: tuple[str, ...]) -> None:
     for name in required:
         if name not in names:
-            raise KeelError(f"{field}: {str(path)!r} has no column {name!r}; its columns are {', '.join(names)}")
+            columns = ", ".join(names[:20]) + ", ..." * (len(names) > 20)
+            raise KeelError(f"{field}: {str(path)!r} has no column {name!r}; its columns are {columns[:1000]}")
     if len(set(names)) < len(names) or "" in names:
         raise KeelError(
             f"{field}: {str(path)!r} must have a different name for each column (got a name twice or an empty one)"
@@ -143,8 +147,7 @@ def _read_csv(path: Path, field: str, text: tuple[str, ...], required: tuple[str
     values = array("d")
     for line, cells in rows:
         for i, column in texts:
-            if not cells[i]:
-                raise _empty_cell(path, field, header[i], f"line {line}")
+            _check_text(path, field, header[i], f"line {line}", cells[i])
             column.append(cells[i])
         row = [_number(cells[i]) for i in inputs]
         if not all(map(isfinite, row)):
@@ -170,19 +173,19 @@ def _read_parquet(path: Path, field: str, text: tuple[str, ...], required: tuple
     try:
         with ParquetFile(path) as file:
             content = file.read()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise KeelError(f"{field}: {str(path)!r} is not a Parquet file ({error})") from error
-    _check_names(path, field, content.column_names, required)
+        columns = content.column_names
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise KeelError(f"{field}: {str(path)!r} is not a Parquet file ({shown(str(error))})") from error
+    _check_names(path, field, columns, required)
     names = [name for name in content.column_names if name not in text]
     numbers = np.empty((content.num_rows, len(names)), np.float32)
     texts: dict[str, np.ndarray] = {}
     for name, column in zip(content.column_names, content.columns, strict=True):
         if name in text:
-            values = column.to_pylist()
+            values = ["" if value is None else str(value) for value in column.to_pylist()]
             for row, value in enumerate(values, 1):
-                if value is None or value == "":
-                    raise _empty_cell(path, field, name, f"row {row}")
-            texts[name] = np.array([str(value) for value in values], dtype=str)
+                _check_text(path, field, name, f"row {row}", value)
+            texts[name] = np.array(values, dtype=str)
         else:
             try:
                 floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
@@ -245,7 +248,7 @@ def _encode_labels(file: str, field: str, label: str, texts: np.ndarray) -> tupl
     if classes[0] < 0 if integers else all(isfinite(_number(name)) for name in classes):
         raise KeelError(
             f"{field}: labels in column {label!r} of {file!r} must be whole numbers from 0, or text "
-            f"(got {str(classes[0])!r})"
+            f"(got {shown(str(classes[0]))})"
         )
     return (labels, None) if integers else (positions, classes)
 
@@ -262,7 +265,7 @@ def _encode_test_labels(file: str, label: str, texts: np.ndarray, classes: np.nd
         expected = f"classes of data.file: {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}"
     if unknown:
         raise KeelError(
-            f"data.test_file: labels in column {label!r} of {file!r} must be {expected} (got {unknown[0]!r})"
+            f"data.test_file: labels in column {label!r} of {file!r} must be {expected} (got {shown(unknown[0])})"
         )
     return labels
 
@@ -275,12 +278,21 @@ def _split_rows(rows: int, file: str) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(test_rows), np.sort(train_rows)
 
 
-def _empty_cell(path: Path, field: str, column: str, where: str) -> KeelError:
-    return KeelError(f"{field}: column {column!r} must have a value in every row ({where} of {str(path)!r} is empty)")
+def _check_text(path: Path, field: str, column: str, where: str, cell: str) -> None:
+    """Raise a KeelError if the cell of a client or a label is empty or too long."""
+    if not cell:
+        raise KeelError(
+            f"{field}: column {column!r} must have a value in every row ({where} of {str(path)!r} is empty)"
+        )
+    if len(cell) > MAX_TEXT:
+        raise KeelError(
+            f"{field}: column {column!r} must have at most {MAX_TEXT} characters per row "
+            f"({where} of {str(path)!r} has {len(cell)})"
+        )
 
 
 def _not_a_number(path: Path, field: str, column: str, where: str, value: object) -> KeelError:
     return KeelError(
-        f"{field}: column {column!r} must have finite numbers ({where} of {str(path)!r} is {str(value)!r}); "
-        "encode it as numbers or remove it"
+        f"{field}: column {shown(column)} must have finite numbers ({where} of {str(path)!r} is "
+        f"{shown(str(value))}); encode it as numbers or remove it"
     )

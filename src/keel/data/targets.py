@@ -56,7 +56,11 @@ def convert_targets(targets: np.ndarray, task: TaskKind, field: str) -> Tensor:
     if targets.dtype.kind == "f" and not np.isfinite(targets).all():
         raise KeelError(f"{field} must be finite (got NaN or infinite values)")
     if task == "regression":
-        return torch.from_numpy(targets.astype(np.float32))
+        with np.errstate(over="ignore"):
+            numbers = targets.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise KeelError(f"{field} must be finite as 32-bit floats (got {targets[~np.isfinite(numbers)][0]})")
+        return torch.from_numpy(numbers)
     if task == "multilabel":
         if targets.ndim != 2 or not np.isin(targets, (0, 1)).all():
             raise KeelError(
@@ -73,7 +77,8 @@ def _whole_numbers(targets: np.ndarray, task: TaskKind, field: str) -> np.ndarra
         raise KeelError(f"{field} must be one whole number per example (got {targets.dtype} of shape {targets.shape})")
     if task == "sequence" and targets.ndim < 2:
         raise KeelError(f"{field} of a sequence must be whole numbers, one row per example (got shape {targets.shape})")
-    numbers = targets.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # what does not fit is refused below
+        numbers = targets.astype(np.int64)
     if targets.dtype.kind == "f" and not np.array_equal(numbers, targets):
         raise KeelError(f"{field} must be whole numbers for task = {task!r} (got {targets.dtype}, with fractions)")
     least = 0 if task == "classification" else None

@@ -65,22 +65,30 @@ ENTRY = CatalogEntry(text, natural=True)
 def read(file: Path) -> Sentences:
     """Read each user's sentences in the order of the file; a sentence without words is left out."""
     sentences: Sentences = {}
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                user, content = entry["user"], entry["text"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                user = content = None
-            if not isinstance(user, str | int) or not isinstance(content, str):
-                raise KeelError(f'data: line {number} of {str(file)!r} must be {{"user": "...", "text": "..."}}')
-            if new := split(content):
-                sentences.setdefault(str(user), []).extend(new)
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    user, content = _entry(line, f"data: line {number} of {str(file)!r}")
+                    if new := split(content):
+                        sentences.setdefault(user, []).extend(new)
+    except OSError as error:
+        raise KeelError(f"data: {str(file)!r} cannot be read ({error.strerror})") from error
     if not sentences:
         raise KeelError(f"data: {str(file)!r} has no words; at least one sentence is required")
     return sentences
+
+
+def _entry(line: bytes, where: str) -> tuple[str, str]:
+    """Return the user and the text of a line."""
+    try:
+        entry = json.loads(line)
+        user, content = entry["user"], entry["text"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        user = content = None
+    if not isinstance(user, str | int) or not isinstance(content, str):
+        raise KeelError(f'{where} must be {{"user": "...", "text": "..."}}')
+    return str(user), content
 
 
 def split(content: str) -> list[list[str]]:

@@ -8,13 +8,17 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from keel import registry
-from keel.errors import KeelError
+from keel.core.ram import available_ram
+from keel.errors import KeelError, shown
 from keel.settings import call, call_imported, takes_shape_and_classes
+from keel.units import size
 
 if TYPE_CHECKING:
     from torch import nn
 
 ENTRY_POINTS = "keel.models"
+COPIES = 5
+"""The memory in which a model can be checked and trained, in models: its own, copies for the check, a gradient."""
 MODELS: Mapping[str, Callable[..., "nn.Module"]] = registry.Lazy(
     {
         "linear": "keel.models.small:linear",
@@ -73,7 +77,29 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, settings: dict[
         if not isinstance(module, nn.Module):
             raise KeelError(f"model.name: {name!r} must return a torch.nn.Module (got {type(module).__name__})")
         return module
+    _check_size(name, factory, input_shape, classes, settings)
     try:
         return call("model", factory, input_shape, classes, **settings)
     except (RuntimeError, MemoryError) as error:  # too large for this machine
         raise KeelError(f"model.name: {name!r} cannot be built ({str(error).splitlines()[0]})") from error
+
+
+def _check_size(
+    name: str, factory: Callable[..., "nn.Module"], input_shape: tuple[int, ...], classes: int, settings: dict[str, Any]
+) -> None:
+    """Raise a KeelError if a model is too large for this machine, before its parameters are allocated."""
+    import torch
+
+    if settings.get("pretrained") or not any(isinstance(value, int | list) for value in settings.values()):
+        return  # the weights are in a file, or no width is set
+    try:
+        with torch.device("meta"):  # tensors without memory
+            module = call("model", factory, input_shape, classes, **settings)
+    except (RuntimeError, TypeError) as error:  # more elements than an integer can count
+        raise KeelError(f"model.name: {name!r} cannot be built ({str(error).splitlines()[0]})") from error
+    needed, ram = 4 * sum(parameter.numel() for parameter in module.parameters()), available_ram()
+    if ram is not None and COPIES * needed > ram:
+        raise KeelError(
+            f"model.name: {name!r} with {shown(settings)} has {size(needed)} of parameters, and its training takes at "
+            f"least {COPIES} times as much, but the machine has only {size(ram)} of RAM; use a smaller model"
+        )

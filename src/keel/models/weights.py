@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -23,14 +24,14 @@ def load_initial(module: nn.Module, file: str) -> None:
         KeelError: The file cannot be read, does not fit the module, or has values that are not finite.
     """
     tensors, field = read_tensors(file), f"model.init: {file!r}"
-    infinite = [name for name, t in tensors.items() if t.is_floating_point() and not torch.isfinite(t).all()]
-    if infinite:
-        raise KeelError(f"{field} has values that are not finite in {infinite[0]}; use other weights")
     network = hub_network(module)
     if network is not None and not any(name.startswith(network.prefix) for name in tensors):
         module = network.module  # transformers' names of the same tensors
     if reason := misfit(module, tensors):
         raise KeelError(f"{field} does not fit the model: {reason}")
+    for name, value in tensors.items():  # after their shapes are checked: a small file may declare any shape
+        if value.is_floating_point() and not torch.isfinite(value.to(_tensors_of(module)[name].dtype)).all():
+            raise KeelError(f"{field} has values that are not finite in {name}; use other weights")
     copy_tensors(module, tensors)
 
 
@@ -41,6 +42,10 @@ def read_tensors(file: str) -> dict[str, Tensor]:
     try:
         if Path(file).suffix == ".safetensors":
             return load_file(file)
+        if is_zipfile(file):
+            with ZipFile(file) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > Path(file).stat().st_size:
+                    raise ValueError("it is compressed, as torch.save never does")
         tensors = torch.load(file, weights_only=True, map_location="cpu")
     except (SafetensorError, OSError) as error:
         raise KeelError(f"model.init: {file!r} cannot be read ({str(error).splitlines()[0]})") from error
@@ -51,10 +56,15 @@ def read_tensors(file: str) -> dict[str, Tensor]:
     if not isinstance(tensors, Mapping):
         raise KeelError(f"model.init: {file!r} must hold a state_dict (got {type(tensors).__name__})")
     for name, value in tensors.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or not isinstance(name, str):
             raise KeelError(
                 f"model.init: {file!r} must hold tensors by name (got {name!r} of type {type(value).__name__}); save "
                 "model.state_dict() alone"
+            )
+        if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+            raise KeelError(
+                f"model.init: {file!r} must hold dense tensors (got {name!r}, which is sparse, quantised or without "
+                "values)"
             )
     return dict(tensors)
 
