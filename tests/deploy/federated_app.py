@@ -5,6 +5,7 @@ have two phases.
 """
 
 import tomllib
+from functools import partial
 
 import numpy as np
 from flwr.app import Array
@@ -13,6 +14,7 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from keel.deploy import client_app, messages
+from keel.deploy.reply_limit import announce_reply_size
 from keel.deploy.server import run_federation
 from keel.deploy.settings import read_settings
 
@@ -75,4 +77,5 @@ def main(grid, context):
     config = dict(context.run_config)
     for name in METHODS:
         spec, federation = read_settings(method_config(config, name, config["federation.out"]))
-        run_federation(grid, spec, federation, model, server_test)
+        announce = partial(announce_reply_size, context.run_id)
+        run_federation(grid, spec, federation, model, server_test, announce=announce)

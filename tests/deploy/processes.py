@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -46,12 +47,13 @@ from flwr.supernode import start_client_internal
 
 from keel.cli import main
 
-for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
-    for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
-        if constant in vars(module):
-            setattr(module, constant, seconds)
-# A node polls for messages every 3 s.
-start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
+if sys.argv[1:3] == ["deploy", "node"]:  # at the server the interval is the time that a server app has to start
+    for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
+        for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
+            if constant in vars(module):
+                setattr(module, constant, seconds)
+    # A node polls for messages every 3 s.
+    start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
 main()
 '''
 
@@ -101,7 +103,8 @@ class Federation:
 
     def start_server(self) -> None:
         self.start("server", "./start_server.sh")
-        self.wait_until(lambda: _accepts_connections(self.port), "the server accepts connections")
+        authority = self.folder / "certificates" / "ca.crt"
+        self.wait_until(lambda: _answers(self.port, authority), "the server answers")
 
     def start_proxy(self) -> None:
         listen, superlink = f"127.0.0.1:{self.proxy_port}", f"127.0.0.1:{self.port}"
@@ -211,6 +214,17 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def _answers(port: int, authority: Path) -> bool:
+    """Return whether a TLS server answers: the port of Flower's server accepts connections before that."""
+    context = ssl.create_default_context(cafile=authority)
+    try:
+        connection = socket.create_connection(("127.0.0.1", port), 2)
+        with connection, context.wrap_socket(connection, server_hostname="127.0.0.1"):
+            return True
+    except OSError:
+        return False
+
+
 def _accepts_connections(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -232,3 +246,11 @@ def _kill_with_descendants(process: int) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:  # it has ended meanwhile
             continue
+    while any(map(_runs, descendants)):  # until then a killed server still accepts connections
+        time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")

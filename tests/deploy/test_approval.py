@@ -21,7 +21,7 @@ from keel.deploy.approval import App, Approval, read_app
 from keel.deploy.flower_adapter import InProcessGrid, _pull_checked, build_bundle
 from keel.deploy.new import new_federation
 from keel.deploy.node import ApprovedOnly, audit_folder
-from keel.deploy.site_state import state_folder
+from keel.deploy.state_folder import state_folder
 from tests.conftest import Called
 from tests.deploy.requests import audit_lines
 

@@ -164,3 +164,12 @@ def test_the_commands_need_the_authority(keel: Callable[..., Called]) -> None:
         called = keel("deploy", *words)
         assert called.code == 2
         assert "ca.crt does not exist; run this on the server" in called.err
+
+
+def test_a_key_needs_a_name_and_a_certificate_a_host(tmp_path: Path) -> None:
+    for path in (Path(), tmp_path):
+        with pytest.raises(KeelError, match=r"is a folder; name a new file, as in keys/site-0$"):
+            make_node_key(path)
+    with pytest.raises(KeelError, match=r"^host must be a DNS name or an IP address \(got ''\)$"):
+        make_certificates(tmp_path / "certificates", [""])
+    assert not list(tmp_path.iterdir())

@@ -19,9 +19,17 @@ from keel.deploy import authority, credentials
 from keel.deploy.approval import Approval
 from keel.deploy.credentials import make_certificates, make_node_key
 from keel.deploy.data_doctor import data_findings
-from keel.deploy.doctor import Finding, connection_findings, machine_findings, site_findings, site_identity
+from keel.deploy.doctor import (
+    Finding,
+    connection_findings,
+    machine_findings,
+    server_findings,
+    site_findings,
+    site_identity,
+)
 from keel.deploy.flower_adapter import build_bundle
 from keel.deploy.new import new_federation
+from keel.deploy.proxy import proxy_values, write_proxy
 
 
 class Quiet(BaseHTTPRequestHandler):
@@ -106,7 +114,7 @@ def test_certificates_are_reported_before_they_expire(
     monkeypatch.setattr(authority, "LIFETIME", lifetime)
     monkeypatch.setattr(credentials, "CA_LIFETIME", lifetime)
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
-    found = statuses(machine_findings(tmp_path))
+    found = statuses(machine_findings(tmp_path, at_site=False))
     assert found["certificate ca.crt"] == found["certificate server.crt"] == status
 
 
@@ -118,14 +126,36 @@ def test_a_site_without_a_valid_policy_or_an_approval_fails(tmp_path: Path) -> N
     assert statuses(site_findings(tmp_path / "ward")) == {"policy": "failed", "approval": "ok"}
 
 
+def test_missing_certificates_have_another_remedy_on_the_server_than_at_a_site(tmp_path: Path) -> None:
+    def text(at_site: bool) -> str:
+        return next(each.text for each in machine_findings(tmp_path, at_site) if each.check == "certificates")
+
+    assert "run keel deploy certificates HOST" in text(at_site=False)
+    assert "copy ca.crt and site-N.crt from the server" in text(at_site=True)
+
+
+def test_the_server_is_checked_at_its_port_and_at_that_of_the_proxy(server: tuple[str, Path], tmp_path: Path) -> None:
+    new_federation(tmp_path / "ward", 1, "fedavg")
+    port = int(server[0].rpartition(":")[2])
+    assert statuses(server_findings(tmp_path / "ward", port)) == {"server": "ok", "proxy": "warning"}
+    proxy = [finding.text for finding in server_findings(tmp_path / "ward", 1) if finding.check == "proxy"]
+    assert proxy == ["nothing listens on port 8443; start it with ./start_proxy.sh"]
+    write_proxy(tmp_path / "ward", proxy_values(listen=f"127.0.0.1:{port}"))
+    assert statuses(server_findings(tmp_path / "ward", 1)) == {"server": "warning", "proxy": "ok"}
+    (tmp_path / "ward/nginx.conf").unlink()
+    assert statuses(server_findings(tmp_path / "ward", port)) == {"server": "ok", "proxy": "failed"}
+
+
 def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     make_node_key(tmp_path / "keys/site-0")
-    keys = {name for name, status in statuses(machine_findings(tmp_path)).items() if name.startswith("key ")}
+    keys = {
+        name for name, status in statuses(machine_findings(tmp_path, at_site=False)).items() if name.startswith("key ")
+    }
     assert keys == {"key ca.key", "key server.key", "key site-0", "key site-0.key"}
-    assert "failed" not in statuses(machine_findings(tmp_path)).values()
+    assert "failed" not in statuses(machine_findings(tmp_path, at_site=False)).values()
     (tmp_path / "certificates/server.key").chmod(0o644)
-    assert statuses(machine_findings(tmp_path))["key server.key"] == "failed"
+    assert statuses(machine_findings(tmp_path, at_site=False))["key server.key"] == "failed"
 
 
 SECRET = 19480312.0
@@ -205,3 +235,20 @@ def test_the_command_checks_a_sites_real_data(keel: Any, tmp_path: Path) -> None
     assert bad.code == 1
     assert "failed" in bad.out
     assert "not from 0 to 1, the classes of the model" in bad.out
+
+
+def test_the_command_runs_the_approved_app_and_says_if_there_is_none(keel: Any, tmp_path: Path) -> None:
+    keel("deploy", "new", "unread")
+    task = tmp_path / "unread/unread/task.py"
+    approved = task.read_text()
+    config = ("--node-config", "site=0 synthetic=true")
+    Approval(tmp_path / "unread/approved").approve(build_bundle(tmp_path / "unread"))
+    task.write_text("raise RuntimeError('not approved')\n")
+    found = keel("deploy", "doctor", "unread", *config)
+    assert "ok       app: the checks of the data ran the approved app" in found.out, found.err
+    assert "ok       loader" in found.out
+    task.write_text(approved)
+    for file in (tmp_path / "unread/approved").iterdir():
+        file.unlink()
+    found = keel("deploy", "doctor", "unread", *config)
+    assert "warning  app: no app is approved; these checks ran the folder's own files" in found.out

@@ -111,6 +111,10 @@ def large_norm(content: RecordDict) -> None:
     content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), 1e6)})
 
 
+def far_norm(content: RecordDict) -> None:
+    content[messages.TENSORS] = messages.pack({"delta": torch.full((39,), 14.4)})
+
+
 def infinite_loss(content: RecordDict) -> None:
     content.metric_records[messages.REPLY]["loss"] = float("inf")
 
@@ -143,6 +147,7 @@ INVALID: dict[Callable[[RecordDict], None], str] = {
     wrong_steps: "steps is 1000000000; expected 2",
     infinite_norm: "delta or its norm is not finite",
     large_norm: "delta has norm 6.245e+06, above federation.max_norm = 100",
+    far_norm: "rejected: the norm of delta is 89.9, the median is 0.",
     infinite_loss: "loss",
     empty: "no numbers",
 }

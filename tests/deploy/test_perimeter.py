@@ -3,6 +3,7 @@
 One SuperLink, one nginx and one SuperNode, started by the template's scripts on free ports of 127.0.0.1.
 """
 
+import json
 import re
 import shutil
 import ssl
@@ -16,6 +17,13 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from keel.deploy.approval import Approval
 from keel.deploy.authority import Authority
@@ -187,6 +195,42 @@ def test_the_fleet_path_needs_a_certificate_of_the_authority_for_clients(
 def test_a_request_above_the_limit_is_refused(federation: Federation, stolen: Path) -> None:
     assert post(federation, "/v1/fleet/push-object", stolen, b"0" * (5 << 20)) == 401
     assert post(federation, "/v1/fleet/push-object", stolen, b"0" * (17 << 20)) == 413
+
+
+def test_the_server_refuses_a_reply_above_its_limit_and_another_certificate(
+    federation: Federation, stolen: Path
+) -> None:
+    """The node of site 0 pushes more than the server app of its run has announced; then it has site 1's certificate."""
+    limits = federation.folder / ".server-state"
+    limits.mkdir(exist_ok=True)
+    (limits / "replies-5").write_text("1000")
+    [node] = [
+        each["node-id"]
+        for each in json.loads(federation.flwr("supernode", "list", "federation", "--format", "json"))["nodes"]
+        if each["status"] == "online"
+    ]
+    key = load_ssh_private_key((federation.folder / "keys" / "site-0").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    push = PushObjectRequest(node=Node(node_id=int(node)), run_id=5, object_id="0", object_content=bytes(2000))
+
+    def stored(certificate: Path, key_file: Path) -> bool:
+        context = ssl.create_default_context(cafile=str(federation.folder / "certificates" / "ca.crt"))
+        context.load_cert_chain(certificate, key_file)
+        client = FleetHttpClient(
+            base_url=f"https://127.0.0.1:{federation.proxy_port}",
+            verify=context,
+            interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
+        )
+        try:
+            return bool(client.PushObject(push).stored)
+        finally:
+            client.close()
+
+    assert not stored(federation.folder / "certificates" / "site-0.crt", federation.folder / "keys" / "site-0.key")
+    assert f"refused 2000 bytes of node {node}: more than a reply of run 5 can have" in federation.log("server")
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        stored(stolen.with_suffix(".crt"), stolen.with_suffix(".key"))
+    assert f"refused a request of node {node}: it came with the certificate of site-1" in federation.log("server")
 
 
 def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificate(

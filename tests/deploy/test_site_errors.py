@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import nn
 
 from keel import KeelError
@@ -17,6 +17,8 @@ from keel import KeelError
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.core.flat_model import FlatModel
+from keel.deploy import messages
+from keel.deploy.site_audit import is_recorded, record
 from keel.deploy.site_errors import SiteError, reason_of
 from tests.deploy.policies import write_policy
 from tests.deploy.requests import KINDS, ask, audit_lines, node_with, send
@@ -70,9 +72,51 @@ def test_an_error_leaves_a_site_as_a_code_and_a_class(
     assert "Traceback" in caplog.text
 
 
-def test_a_request_without_parameters_is_an_internal_error(tmp_path: Path) -> None:
+def test_a_request_without_parameters_is_refused(tmp_path: Path) -> None:
     node = node_with(write_policy(tmp_path), tmp_path / "state")
-    assert send("train", RecordDict(), linear, lambda node: (INPUTS, LABELS), node).error.reason == "internal: KeyError"
+    reply = send("train", RecordDict(), linear, lambda node: (INPUTS, LABELS), node)
+    assert reply.error.reason == "internal: KeelError"
+
+
+@pytest.mark.parametrize(
+    ("kind", "crafted", "theta"),
+    [
+        ("train", {"spec": "a = "}, THETA),
+        ("train", {"spec": 5}, THETA),
+        ("train", {"spec": "algorithm = 1"}, THETA),
+        ("train", {"training": 5}, THETA),
+        ("train", {"last_round": "x"}, THETA),
+        ("evaluate", {"round": None}, THETA),
+        ("evaluate", {}, torch.zeros(7)),
+        ("train", {}, torch.zeros(10, dtype=torch.float64)),
+    ],
+    ids=["TOML", "spec", "table", "training", "last_round", "round", "shape", "dtype"],
+)
+def test_a_malformed_request_is_refused_as_such(
+    kind: str, crafted: dict[str, Any], theta: torch.Tensor, tmp_path: Path
+) -> None:
+    node = node_with(write_policy(tmp_path), tmp_path / "state")
+    reply = ask(kind, linear, lambda node: ((INPUTS, LABELS), (INPUTS, LABELS)), node, theta, crafted=crafted)
+    assert reply.error.reason == "internal: KeelError"
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (Array("nn", (10,), messages.RAW, bytes(40)), "dtype nn"),
+        (Array("float32", (-1,), messages.RAW, bytes(40)), r"shape \[-1\]"),
+        (Array("float32", (10,), "pickle", bytes(40)), "serialisation pickle"),
+        (Array("float32", (10,), messages.RAW, bytes(4)), "has 4 bytes"),
+    ],
+    ids=["dtype", "shape", "pickle", "bytes"],
+)
+def test_a_tensor_that_cannot_be_read_is_refused(array: Array, message: str) -> None:
+    with pytest.raises(KeelError, match=message):
+        messages.unpack_request(RecordDict({messages.TENSORS: ArrayRecord({"theta": array})}))
+    with pytest.raises(KeelError, match="has no record"):
+        messages.unpack_request(RecordDict())
+    empty = messages.pack({"theta": torch.zeros(0)})
+    assert messages.unpack_request(RecordDict({messages.TENSORS: empty}))["theta"].shape == (0,)
 
 
 def test_a_wrong_training_id_is_an_error_of_the_state() -> None:
@@ -130,3 +174,13 @@ def test_each_answer_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
     assert query["settings"] == train["settings"]
     assert train["training"] == "0123456789abcdef" * 2
     assert (tmp_path / "state" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_settings_count_as_recorded_only_with_their_text(tmp_path: Path) -> None:
+    """A server chooses the training's name: its hash in that field must not keep the settings out of the log."""
+    digest = "a" * 64
+    assert not is_recorded(tmp_path, digest)
+    record(tmp_path, "answered", training=digest, settings="b" * 64, spec="x = 1")
+    assert not is_recorded(tmp_path, digest)
+    record(tmp_path, "answered", training="", settings=digest, spec="x = 2")
+    assert is_recorded(tmp_path, digest)

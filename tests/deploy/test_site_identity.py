@@ -45,7 +45,7 @@ def test_a_site_that_could_not_identify_itself_is_asked_again(
     monkeypatch.setattr(sites, "RETRY_SECONDS", 0.0)
     run = federation(data=mounted_later, participation__rate=1.0, federation__wait_seconds=30, rounds=1)
     assert run.status == "finished"
-    assert "node 2 rejected: data: FileNotFoundError" in caplog.text
+    assert "rejected: data: FileNotFoundError; run keel deploy doctor at the site" in caplog.text
 
 
 class SlowGrid(InProcessGrid):
@@ -91,7 +91,7 @@ def test_two_nodes_cannot_be_the_same_site(federation: InProcessFederation, capl
 
     with pytest.raises(KeelError, match="site 2 did not connect"):
         federation(claim_site_1)
-    assert "node 3 rejected: claims to be site 1, but node 2 is that site" in caplog.text
+    assert "node 3 (missing: site 2) rejected: claims to be site 1, but node 2 is that site" in caplog.text
 
 
 def new_node_for_site_2(federation: InProcessFederation) -> ReplyFilter:
@@ -122,7 +122,7 @@ def test_a_site_with_a_new_key_is_rejected_by_default(
 ) -> None:
     run = federation(new_node_for_site_2(federation), participation__rate=1.0)
     assert [list(record.get("dropped", {})) for record in run.records] == [[], [], ["2"], ["2"]]
-    assert "node 9 rejected: claims to be site 2, but the run started with node 3" in caplog.text
+    assert "rejected: claims to be site 2, but the run started with node 3" in caplog.text
 
 
 def stop_server_in(round: str) -> Callable[[int, Message], Message]:

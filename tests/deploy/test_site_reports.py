@@ -201,6 +201,8 @@ def test_prometheus_reads_the_state_of_the_training(federation: InProcessFederat
     lines = (run.path / "metrics.prom").read_text().splitlines()
     assert "keel_round 2" in lines
     assert 'keel_dropped_total{site="1"} 2' in lines
+    assert 'keel_dropped_total{site="0"} 0' in lines
+    assert (run.path / "metrics.prom").stat().st_mode & 0o777 == 0o644
     assert f'keel_bytes_total{{direction="up"}} {run.summary["bytes_up"]}' in lines
     assert any(line.startswith('keel_loss{site="0"} ') for line in lines)
     other = federation(out="without", rounds=1, federation__metrics_file="")

@@ -13,7 +13,8 @@ from keel import KeelError
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy.new import new_federation
-from keel.deploy.site_state import SiteState, state_folder
+from keel.deploy.site_state import SiteState
+from keel.deploy.state_folder import state_folder
 
 TRAINING = "0123456789abcdef" * 2
 
@@ -122,3 +123,13 @@ def test_start_site_needs_no_settings(settings: list[str], tmp_path: Path) -> No
     assert called.returncode == 0, called.stderr
     state = tmp_path / "study" / "client-state" / "site-0"
     assert " ".join(["site=0", f'state-dir="{state}"', *settings]) in called.stdout
+
+
+def test_a_flipped_byte_in_a_state_is_found(tmp_path: Path) -> None:
+    state = SiteState(tmp_path, "0" * 32)
+    state.save(1, {"a": torch.ones(50)}, 0)
+    (file,) = state.folder.glob("state-1.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    assert state.load(1) is None

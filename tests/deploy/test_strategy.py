@@ -12,7 +12,7 @@ from keel import KeelError
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from keel.deploy import KeelStrategy, LocalSGD, keel_mod, messages
@@ -130,3 +130,38 @@ def test_an_anchor_at_the_initial_model_is_rejected() -> None:
 def test_local_sgd_requires_a_round_of_a_strategy() -> None:
     with pytest.raises(KeelError, match="keel_mod"):
         LocalSGD(nn.Linear(2, 2), steps=1)
+
+
+def damage_arrays(content: RecordDict) -> None:
+    content["arrays"] = ArrayRecord({"0.weight": Array("float32", (39,), "numpy.ndarray", b"damaged")})
+
+
+def declare_other_shape(content: RecordDict) -> None:
+    first = ArrayRecord([torch.zeros(3).numpy()])["0"]
+    content["arrays"] = ArrayRecord({"0.weight": Array("float32", (39,), first.stype, first.data)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content.pop("arrays"), "the request has no arrays of the model"),
+        (damage_arrays, "arrays: '0.weight' cannot be read"),
+        (declare_other_shape, r"arrays: '0.weight' must be float32 of shape \(39,\), as it declares"),
+        (lambda content: content.pop(messages.TENSORS), "the request has no record 'keel.tensors'"),
+        (lambda content: content[messages.TENSORS].pop("c"), "the request has no tensor 'c'"),
+        (lambda content: content[messages.REQUEST].pop("lr"), "lr of the request must be a finite number"),
+        (lambda content: content[messages.REQUEST].update(last_round="x"), "last_round of the request must be an int"),
+        (lambda content: content[messages.REQUEST].update(algorithm="a ="), "algorithm of the request must be TOML"),
+        (lambda content: content[messages.REQUEST].update(algorithm="a = 1"), "name of the request must be a text"),
+    ],
+    ids=["arrays", "bytes", "shape", "tensors", "tensor", "lr", "last_round", "TOML", "name"],
+)
+def test_a_malformed_request_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
+    strategy = KeelStrategy("scaffold", lr=0.1, min_train_nodes=1, min_available_nodes=1, min_evaluate_nodes=1)
+    grid = InProcessGrid(app, [{"site": 0}])
+    weights = ArrayRecord({"0.weight": Array(torch.zeros(39).numpy())})
+    [request] = strategy.configure_train(1, weights, ConfigRecord(), grid)
+    damage(request.content)
+    context = Context(run_id=1, node_id=1, node_config={"state-dir": str(tmp_path)}, state=RecordDict(), run_config={})
+    with pytest.raises(KeelError, match=message):
+        keel_mod()(request, context, lambda message, context: message)

@@ -1,6 +1,7 @@
 """`keel deploy`: set up a federation over Flower."""
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -145,10 +146,13 @@ def revoke(
     """
     _require_flower()
     from keel.deploy.authority import Authority
+    from keel.deploy.node_records import unregister_text
 
     number = Authority.load(certificates).revoke_site(site)
-    typer.echo(f"revoked {number} certificate(s) of site {site}")
-    typer.echo("Run ./start_proxy.sh -s reload, and flwr supernode unregister for the site's node.")
+    typer.echo(f"revoked {number} certificate(s) of site {site}: {certificates / 'ca.crl'}")
+    typer.echo("Then, on the server, in the federation's folder:")
+    typer.echo("  ./start_proxy.sh -s reload")
+    typer.echo(f"  FLWR_HOME=$PWD/.flwr {unregister_text(certificates.absolute().parent, site)}")
 
 
 def _warn_of_expiry(folder: Path) -> None:
@@ -205,7 +209,7 @@ def doctor(
         Path | None, typer.Option(help="At a site: its certificate, if not certificates/site-N.crt.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="At a site: its private key, if not keys/site-N.key.")] = None,
-    port: Annotated[int, typer.Option(help="On the server: its port.")] = 8000,
+    port: Annotated[int, typer.Option(help="On the server: the port of Flower's server.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the machine, certificates, connection, clock and data. It prints no example; exit code 1 if a check fails.
@@ -215,35 +219,29 @@ def doctor(
     Example: keel deploy doctor --server keel.example.org:8443 --node-config 'site=0 data="/srv/patients.csv"'
     """
     _require_flower()
-    from flwr.clientapp import ClientApp
-
-    from keel.deploy.check import load_app, read_app
-    from keel.deploy.data_doctor import data_findings
+    from keel.deploy.check import read_app
+    from keel.deploy.data_doctor import site_data_findings
     from keel.deploy.doctor import (
         connection_findings,
         machine_findings,
-        server_port_finding,
+        server_findings,
         site_findings,
         site_identity,
     )
     from keel.deploy.flower_adapter import parse_node_config
-    from keel.deploy.site import app_parts
 
-    _, components = read_app(folder)
-    findings = list(machine_findings(folder))
+    read_app(folder)  # an error of one line if it is no federation's folder
+    at_site = server is not None or node_config is not None
+    findings = list(machine_findings(folder, at_site))
     node = {} if node_config is None else parse_node_config(node_config)
     if server is not None:
         given = (certificate, key) if certificate is not None and key is not None else None
         identity = given or site_identity(folder, node)
         findings += connection_findings(server, folder / "certificates" / "ca.crt", identity)
     if node_config is not None:
-        client = load_app(folder, components["clientapp"], ClientApp)
-        if client not in app_parts:
-            raise KeelError(f"{components['clientapp']} must be made by keel.deploy.client_app")
-        model, loader, _ = app_parts[client]
-        findings += [*site_findings(folder), *data_findings(model, loader, node)]
-    if server is None and node_config is None:
-        findings.append(server_port_finding(port))
+        findings += [*site_findings(folder), *site_data_findings(folder, node)]
+    if not at_site:
+        findings += server_findings(folder, port)
     for finding in findings:
         if not as_json:
             typer.echo(f"{finding.status:8} {finding.check}: {finding.text}")
@@ -308,6 +306,29 @@ def node(
 
     present_certificate(certificate, certificate_key)
     run_node(approved, policy, context.args)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(
+    context: typer.Context,
+    max_reply_mb: Annotated[
+        int, typer.Option(min=1, help="Largest reply of a site in apps that do not announce its size.")
+    ] = 1024,
+) -> None:
+    """Run Flower's server: flower-superlink with its options, which refuses replies that are too large to be valid.
+
+    start_server.sh calls it. The server app announces the size of its replies in the folder KEEL_SERVER_STATE.
+    Example: keel deploy superlink --host 127.0.0.1 --port 8000 --database state.db
+    """
+    _require_flower()
+    from keel.deploy.certified_nodes import CertifiedNodes
+    from keel.deploy.flower_adapter import run_superlink
+    from keel.deploy.reply_limit import FOLDER, ReplyQuota, announced_limits
+
+    if not (folder := os.environ.get(FOLDER)):
+        raise KeelError(f"{FOLDER} must be a folder that the server app shares, as in start_server.sh (not set)")
+    quota = ReplyQuota(announced_limits(Path(folder), max_reply_mb * 2**20))
+    run_superlink(context.args, quota, CertifiedNodes(Path(folder)))
 
 
 @app.command()

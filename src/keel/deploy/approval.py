@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from difflib import unified_diff
 from hashlib import sha256
 from io import BytesIO
+from lzma import LZMAError
 from pathlib import Path
 from tempfile import mkstemp
 from zipfile import BadZipFile, ZipFile
 
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 BUNDLE, PIN, REFUSED = "approved.fab", "approved.json", "refused.fab"
 """Files of the approval folder: the approved app, its hash, and the last app that was refused."""
@@ -85,11 +86,13 @@ def read_app(bundle: bytes) -> App:
                 raise KeelError("the app bundle has files of the same name, or too many or too large files")
             for name in names:
                 if not name.isprintable():
-                    raise KeelError(f"the app bundle has a file name with control characters (got {name!r})")
+                    raise KeelError(f"the app bundle has a file name with control characters (got {shown(name)})")
                 if not SAFE_PATH.fullmatch(name) or ".." in name.split("/") or name.endswith("/"):
-                    raise KeelError(f"the app bundle has a file outside of its folder (got {name!r})")
+                    raise KeelError(f"the app bundle has a file outside of its folder (got {shown(name)})")
             return App({name: archive.read(name) for name in names if name != MANIFEST})
-    except (BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
+    except KeelError:
+        raise
+    except (BadZipFile, OSError, EOFError, RuntimeError, ValueError, LZMAError, zlib.error) as error:
         raise KeelError(f"the app bundle is not a zip file that can be read ({type(error).__name__})") from None
 
 

@@ -46,10 +46,14 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> "Authority":
-        missing = [name for name in ("ca.crt", "ca.key") if not (folder / name).exists()]
-        if missing:
+        if not (folder / "ca.crt").exists():
             raise KeelError(
-                f"{folder / missing[0]} does not exist; run this on the server, after keel deploy certificates"
+                f"{folder / 'ca.crt'} does not exist; run this on the server, after keel deploy certificates"
+            )
+        if not (folder / "ca.key").exists():
+            raise KeelError(
+                f"{folder / 'ca.key'} does not exist; if it is kept offline, bring it here for this command and remove "
+                "it afterwards, or run the command on a copy of the folder that has it and copy the result back"
             )
         key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -241,6 +245,8 @@ def _host(text: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
+        if not text:
+            raise ValueError("an empty name")
         return x509.DNSName(text)
     except ValueError:
         raise KeelError(f"host must be a DNS name or an IP address (got {text!r})") from None

@@ -44,6 +44,8 @@ def make_node_key(path: Path) -> Path:
     The node's private key is `path`, its public key ends in .pub. The private key for TLS ends in .key, and the request
     for its certificate in .csr.
     """
+    if not path.name or path.is_dir():
+        raise KeelError(f"{str(path)!r} is a folder; name a new file, as in keys/site-0")
     public, tls_key, request = (path.with_name(path.name + ending) for ending in (".pub", ".key", ".csr"))
     if any(file.exists() for file in (path, public, tls_key, request)):
         raise KeelError(f"{path} exists and the server may know its node by it; choose another name")

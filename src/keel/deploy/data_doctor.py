@@ -1,19 +1,41 @@
 """The part of `keel deploy doctor` that runs a site's own loader. It prints counts and types, never a value."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from keel.core.examples import Examples, FederatedData, Partition
+from keel.deploy.app_source import approved_source
+from keel.deploy.check import load_app, read_app
 from keel.deploy.doctor import Finding
+from keel.deploy.site import app_parts
 from keel.deploy.site_data import Loader, Model, check_labels
 from keel.errors import KeelError
 
 MIN_PER_CLASS = 5
 """Fewer examples of a class at a site give a warning."""
+
+
+def site_data_findings(folder: Path, node: Mapping[str, Any]) -> Iterator[Finding]:
+    """Run the loader of the approved app, or of the folder's own app if none is approved, and check its data."""
+    with approved_source(folder) as approved:
+        if approved is None:
+            text = "no app is approved; these checks ran the folder's own files, which the node does not"
+            yield Finding("app", "warning", text)
+        else:
+            yield Finding("app", "ok", "the checks of the data ran the approved app")
+        source = approved or folder
+        _, components = read_app(source)
+        client = load_app(source, components["clientapp"], ClientApp)
+        if client not in app_parts:
+            raise KeelError(f"{components['clientapp']} must be made by keel.deploy.client_app")
+        model, loader, _ = app_parts[client]
+        yield from data_findings(model, loader, node)
 
 
 def data_findings(model: Model, loader: Loader, node: Mapping[str, Any]) -> Iterator[Finding]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from keel.deploy.messages import REPLY, InvalidReply, one_line
+from keel.deploy.invalid_reply import InvalidReply, one_line
+from keel.deploy.messages import REPLY
 from keel.deploy.versions import SOFTWARE
 from keel.engines import Dropped
 

@@ -1,5 +1,6 @@
 """`keel deploy doctor`: checks of the machine, the certificates and the connection, before and during a federation."""
 
+import re
 import shutil
 import socket
 import ssl
@@ -14,19 +15,21 @@ from typing import Any, Literal
 
 import torch
 
+from keel.core.ram import available_ram
 from keel.deploy.approval import Approval
 from keel.deploy.authority import read_certificate
 from keel.deploy.expiry import WARNING_DAYS, days_left
 from keel.deploy.site_policy import read_policy
 from keel.deploy.versions import SOFTWARE, installed_versions
 from keel.errors import KeelError
-from keel.runs.resources import available_ram
 
 MAX_SKEW = 10.0
 """Difference of the clocks in seconds above which the check fails: Flower rejects messages from the future."""
 MIN_DISK, MIN_MEMORY = 2**30, 2**30
 """Bytes below which a check gives a warning."""
 TIMEOUT = 10.0
+LISTEN = re.compile(r"^\s*listen \S*?:?(\d+) ssl;", re.MULTILINE)
+"""The proxy's port in nginx.conf."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Finding:
     text: str
 
 
-def machine_findings(folder: Path) -> Iterator[Finding]:
+def machine_findings(folder: Path, at_site: bool) -> Iterator[Finding]:
     """Check versions, disk, memory, GPU, and the certificates and private keys in a federation's folder."""
     yield Finding(
         "versions", "ok", ", ".join(f"{SOFTWARE[name]} {text}" for name, text in installed_versions().items())
@@ -50,7 +53,8 @@ def machine_findings(folder: Path) -> Iterator[Finding]:
     yield Finding("gpu", "ok", ", ".join(map(torch.cuda.get_device_name, range(gpus))) or "none; training uses the CPU")
     certificates = sorted((folder / "certificates").glob("*.crt"))
     if not certificates:
-        yield Finding("certificates", "failed", f"{folder / 'certificates'} has none; copy ca.crt from the server")
+        fix = "copy ca.crt and site-N.crt from the server" if at_site else "run keel deploy certificates HOST"
+        yield Finding("certificates", "failed", f"{folder / 'certificates'} has none; {fix}")
     for file in certificates:
         yield _expiry(file)
     for file in sorted([*(folder / "certificates").glob("*.key"), *(folder / "keys").glob("*")]):
@@ -129,13 +133,29 @@ def connection_findings(
     yield _clock(date, now())
 
 
-def server_port_finding(port: int) -> Finding:
-    """Check on the server that something listens on the port of the federation."""
+def server_findings(folder: Path, port: int) -> Iterator[Finding]:
+    """Check on the server that Flower's server and the proxy listen.
+
+    Args:
+        port: That of Flower's server. The proxy's is in nginx.conf.
+    """
+    yield _listens("server", port, "./start_server.sh")
+    try:
+        found = LISTEN.search((folder / "nginx.conf").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = None
+    if found is None:
+        yield Finding("proxy", "failed", f"{folder / 'nginx.conf'} has no port; write it with keel deploy proxy")
+    else:
+        yield _listens("proxy", int(found[1]), "./start_proxy.sh")
+
+
+def _listens(check: str, port: int, script: str) -> Finding:
     try:
         socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
     except OSError:
-        return Finding("port", "warning", f"nothing listens on port {port}; start the server with ./start_server.sh")
-    return Finding("port", "ok", f"a server listens on port {port}")
+        return Finding(check, "warning", f"nothing listens on port {port}; start it with {script}")
+    return Finding(check, "ok", f"listens on port {port}")
 
 
 def _clock(date: str | None, now: datetime) -> Finding:

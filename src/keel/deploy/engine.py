@@ -21,7 +21,9 @@ from keel.core.training_state import BUFFERS
 from keel.deploy import messages
 from keel.deploy.evaluation import SiteEvaluator, read_measurement
 from keel.deploy.flower_adapter import log
+from keel.deploy.invalid_reply import InvalidReply
 from keel.deploy.messages import ReplyBounds
+from keel.deploy.remedies import with_remedy
 from keel.deploy.sites import Sites
 from keel.engines import Dropped, RoundWork, Workload
 from keel.errors import KeelError
@@ -60,6 +62,12 @@ class FlowerEngine(EngineDefaults):
         self._sent_in_probe: set[str] = set()
         self._round = 0
 
+    @property
+    def reply_bytes(self) -> int:
+        """The bytes of the tensors of the largest reply."""
+        signatures = self.probe_signature, {**self.report_signature, **self.buffer_signature}
+        return max(ReplyBounds.of(signature).tensor_bytes for signature in signatures)
+
     def probe(self, work: RoundWork) -> Iterator[Message | Dropped]:
         """Run the first phase of a round at the sites, for algorithms that have one."""
         tensors = self._broadcast(work)
@@ -85,7 +93,7 @@ class FlowerEngine(EngineDefaults):
             steps = messages.read_integer(numbers, "steps", 1)
             loss = messages.read_loss(numbers, 1, self.non_negative_loss)
             if steps != self.steps[site]:
-                raise messages.InvalidReply(f"steps is {steps}; expected {self.steps[site]}")
+                raise InvalidReply(f"steps is {steps}; expected {self.steps[site]}")
             if numbers.get("state_lost"):
                 self._warn_of_lost_state(site)
             buffers = tensors.pop(BUFFERS, None)
@@ -172,9 +180,9 @@ class FlowerEngine(EngineDefaults):
         if not isinstance(reply, Dropped):
             try:
                 return read(site, reply)
-            except messages.InvalidReply as error:
+            except InvalidReply as error:
                 reply = Dropped(str(error))
-        log.warning("%s: dropped site %d: %s", phase, site, reply.reason)
+        log.warning("%s: dropped site %d: %s", phase, site, with_remedy(reply.reason))
         self.sites.record("drop", phase=phase, site=site, node=self.sites.nodes.get(site), reason=reply.reason)
         return reply
 

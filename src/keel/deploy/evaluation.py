@@ -8,7 +8,8 @@ from flwr.app import MetricRecord
 from torch import Tensor
 
 from keel.core.evaluation import Evaluator
-from keel.deploy.messages import InvalidReply, read_integer, read_loss
+from keel.deploy.invalid_reply import InvalidReply
+from keel.deploy.messages import read_integer, read_loss
 
 
 class SiteEvaluator(Evaluator):

@@ -13,12 +13,22 @@ from keel.core.task import Task
 from keel.deploy.descriptions import Description
 from keel.errors import KeelError
 from keel.runs.build import make_task
+from keel.runs.folder import RunFolder
 
 
 def federation_task(
-    spec: Spec, module: nn.Module, descriptions: list[Description], test: Examples | None, loss: Loss | None
+    spec: Spec,
+    module: nn.Module,
+    descriptions: list[Description],
+    test: Examples | None,
+    loss: Loss | None,
+    resumed: RunFolder | None = None,
 ) -> Task:
-    """Make the task from the sites' descriptions, after checking that they agree with each other and with the model."""
+    """Make the task from the sites' descriptions, after checking that they agree with each other and with the model.
+
+    Args:
+        resumed: The run that is resumed, whose sites have joined with the model that it started with.
+    """
     first = descriptions[0]
     for site in descriptions:
         for name in "shape", "target_shape", "classes", "moving":
@@ -31,12 +41,14 @@ def federation_task(
     partition = Partition(np.zeros(1), np.cumsum([0, *(site["examples"] for site in descriptions)]))
     data = RemoteData("federation", placeholder, test or placeholder, partition, first["classes"])
     task = make_task(spec, module=module, data=data, loss=loss)
+    checksum = state_fingerprint(task.module)
+    if resumed is not None and resumed.environment["initial_sha256"] != checksum:
+        raise KeelError(_changed_model(resumed, task.module))
     if unknown := set(first["moving"]) - set(dict(task.module.named_buffers())):
         raise KeelError(
             f"site {first['site']} reports running buffers that the server's model does not have: "
             f"{', '.join(sorted(unknown))}; model() must return the same model on every machine"
         )
-    checksum = state_fingerprint(task.module)
     for site in descriptions:
         if site["model"] != checksum:
             raise KeelError(
@@ -44,3 +56,13 @@ def federation_task(
                 f"{checksum[:12]}; model() must return the same model on every machine"
             )
     return replace(task, moving=tuple(first["moving"]))
+
+
+def _changed_model(run: RunFolder, module: nn.Module) -> str:
+    then = run.environment["parameters"]
+    now = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    difference = f"{then:,} parameters then, {now:,} now" if then != now else "other initial weights"
+    return (
+        f"federation.out = {str(run.path)!r} has a run of another model ({difference}); restore the model to continue "
+        "that run, or set federation.out to a new folder"
+    )

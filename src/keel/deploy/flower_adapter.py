@@ -39,6 +39,7 @@ __all__ = [
     "log_with_timestamps",
     "parse_node_config",
     "present_certificate",
+    "run_superlink",
     "run_supernode",
     "sample_nodes",
 ]
@@ -236,6 +237,110 @@ def _remove(folder: Path) -> None:
     except OSError as error:
         log.error("the installed app %s cannot be removed (%s)", folder, error)
         raise BundleRefused(f"approval: {type(error).__name__}") from None
+
+
+class PushQuota(Protocol):
+    """How many bytes the nodes may store at the SuperLink."""
+
+    def deliver(self, run: int, node: int) -> None:
+        """Called for each message of a run that a node has received."""
+        ...
+
+    def take(self, run: int, node: int, size: int) -> bool:
+        """Return whether the node may store so many bytes more in this run."""
+        ...
+
+    def give_back(self, run: int, node: int, size: int) -> None:
+        """Called for bytes that were taken and then not stored."""
+        ...
+
+
+class NodeCertificates(Protocol):
+    """Which certificate each node may present."""
+
+    def accepts(self, node: int, name: str) -> bool:
+        """Return whether the node may come with the certificate of this name."""
+        ...
+
+
+SITE_HEADER = "x-keel-site"
+"""Header in which the proxy passes on the name in a site's certificate. It replaces what the site itself sends."""
+
+
+def run_superlink(arguments: Sequence[str], quota: PushQuota, certificates: NodeCertificates) -> None:
+    """Run flower-superlink with these arguments.
+
+    What a node pushes beyond the quota is refused before it is stored, and a node that comes with another certificate
+    than its own is refused.
+    """
+    from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.routers.fleet import node_auth
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    limit_pushes(vars(fleet_handlers), quota)
+    bind_certificates(vars(node_auth), certificates)
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+def bind_certificates(node_auth: dict[str, Any], certificates: NodeCertificates) -> None:
+    """Replace the authentication of a node by one that also checks the certificate that the proxy has verified."""
+    from fastapi import HTTPException
+
+    authenticate = node_auth["authenticate_node"]
+
+    def authenticate_with_certificate(request: Any) -> None:
+        authenticate(request)
+        message, name = request.state.protobuf_request, request.headers.get(SITE_HEADER)
+        if name is None or hasattr(message, "public_key"):  # not through the proxy; or the node has no ID yet
+            return
+        node = message.node.node_id if hasattr(message, "node") else message.node_id
+        if not certificates.accepts(node, name):
+            log.warning("refused a request of node %d: it came with the certificate of %s", node, name)
+            raise HTTPException(403, "this node has another certificate")
+
+    node_auth["authenticate_node"] = authenticate_with_certificate
+
+
+def limit_pushes(handlers: dict[str, Any], quota: PushQuota) -> None:
+    """Replace the handlers of a node's requests by those that keep the quota."""
+    from fastapi import HTTPException
+    from flwr.proto.message_pb2 import PushObjectResponse
+
+    pull, push_messages, push_object = (handlers[name] for name in ("pull_messages", "push_messages", "push_object"))
+
+    def counted_pull(request: Any, **parts: Any) -> Any:
+        response = pull(request=request, **parts)
+        for message in response.messages_list:
+            quota.deliver(message.metadata.run_id, request.node.node_id)
+        return response
+
+    def accepts(run: int, node: int, size: int) -> bool:
+        accepted = quota.take(run, node, size)
+        if not accepted:
+            log.warning("refused %d bytes of node %d: more than a reply of run %d can have", size, node, run)
+        return accepted
+
+    def limited_push_messages(request: Any, **parts: Any) -> Any:
+        node = request.node.node_id
+        sent = [message.metadata for message in request.messages_list]
+        if not all(metadata.reply_to_message_id and metadata.src_node_id == node for metadata in sent):
+            log.warning("refused a message of node %d that is not a reply of its own", node)
+            raise HTTPException(403, "a node may only reply")
+        run = sent[0].run_id if sent else 0
+        if not accepts(run, request.node.node_id, request.ByteSize()):
+            raise HTTPException(413, "the reply is too large")
+        return push_messages(request=request, **parts)
+
+    def limited_push_object(request: Any, **parts: Any) -> Any:
+        if not accepts(request.run_id, request.node.node_id, len(request.object_content)):
+            return PushObjectResponse(stored=False)
+        response = push_object(request=request, **parts)
+        if not response.stored:
+            quota.give_back(request.run_id, request.node.node_id, len(request.object_content))
+        return response
+
+    handlers.update(pull_messages=counted_pull, push_messages=limited_push_messages, push_object=limited_push_object)
 
 
 def build_bundle(folder: Path) -> bytes:

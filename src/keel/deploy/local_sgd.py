@@ -4,7 +4,6 @@ The app keeps its training loop, model and data. It takes its steps with `LocalS
 in the reply by the algorithm's report.
 """
 
-import tomllib
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,15 +14,18 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from keel.algorithms import Algorithm, make_algorithm
+from keel.algorithms import Algorithm, make_algorithm, messages_of
 from keel.algorithms.base import ClientContext, ClientState, Path
 from keel.algorithms.base import Context as RoundContext
 from keel.algorithms.base import Message as Tensors
 from keel.core.client import local_step
+from keel.core.client_state import signature_of
 from keel.core.optimizers import PlainSGD
 from keel.deploy import messages
 from keel.deploy.model_arrays import flatten_arrays
-from keel.deploy.site_state import SiteState, state_folder
+from keel.deploy.request_fields import origin_of, read_integer, read_table, read_text
+from keel.deploy.site_state import SiteState
+from keel.deploy.state_folder import state_folder
 from keel.errors import KeelError
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -143,8 +145,8 @@ def keel_mod() -> Mod:
         if messages.REQUEST not in content.config_records:  # not a message of a KeelStrategy
             return call_next(message, context)
         request = content.config_records[messages.REQUEST]
-        last_round = int(str(request["last_round"]))
-        store = SiteState(state_folder(context.node_config, f"node-{context.node_id}"), str(request["training"]))
+        origin, last_round = origin_of(request), read_integer(request, "last_round")
+        store = SiteState(state_folder(context.node_config, f"node-{context.node_id}"), read_text(request, "training"))
         round = _start_round(content, request, store.load(last_round) if last_round else None)
         token = _ROUND.set(round)
         try:
@@ -163,7 +165,7 @@ def keel_mod() -> Mod:
                 **reply.content.metric_records,
                 messages.TENSORS: messages.pack(report),
                 messages.REPLY: MetricRecord(numbers),
-                messages.REQUEST: ConfigRecord({"training": request["training"], "round": request["round"]}),
+                messages.REQUEST: origin,
             }
         )
         return reply
@@ -172,13 +174,15 @@ def keel_mod() -> Mod:
 
 
 def _start_round(content: RecordDict, request: ConfigRecord, state: ClientState | None) -> _Round:
-    arrays = next(record for name, record in content.array_records.items() if name != messages.TENSORS)
-    algorithm = make_algorithm(**tomllib.loads(str(request["algorithm"])))
-    theta = flatten_arrays(arrays)
-    received = {"theta": theta, **messages.unpack_request(content)}
-    return _Round(
-        algorithm,
-        received,
-        state or algorithm.init_client(theta),
-        messages.round_context(request, [prod(array.shape) for array in arrays.values()]),
-    )
+    arrays = next((record for name, record in content.array_records.items() if name != messages.TENSORS), None)
+    if not arrays:
+        raise KeelError("the request has no arrays of the model")
+    settings = read_table(request, "algorithm")
+    algorithm = make_algorithm(read_text(settings, "name"), **{k: v for k, v in settings.items() if k != "name"})
+    theta, sizes = flatten_arrays(arrays), tuple(prod(array.shape) for array in arrays.values())
+    (broadcast, *_), _ = messages_of(algorithm, torch.zeros_like(theta), sizes)
+    expected = signature_of({name: tensor for name, tensor in broadcast.items() if name != "theta"})
+    received = {"theta": theta, **messages.unpack_request(content, expected)}
+    if missing := sorted(expected.keys() - received.keys()):
+        raise KeelError(f"the request has no tensor {missing[0]!r}")
+    return _Round(algorithm, received, state or algorithm.init_client(theta), messages.round_context(request, sizes))

@@ -18,7 +18,6 @@ from keel.deploy.flower_adapter import log
 from keel.errors import KeelError
 from keel.runs.build import Training, make_sampler
 from keel.runs.environment import fingerprints
-from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
 from keel.runs.run import find_run
 
@@ -72,7 +71,7 @@ def extend(folder: RunFolder, spec: Spec) -> None:
             log.warning("the learning rate depends on the number of rounds: it changes after round %d", before.rounds)
         log.info("%s: %d rounds instead of %d", folder.path, spec.rounds, before.rounds)
         folder.summary_file.unlink(missing_ok=True)  # first: without it the next flwr run extends the run again
-    write_atomic(folder.path / "spec.toml", [spec.to_toml().encode()])
+    folder.replace("spec.toml", spec.to_toml().encode())
 
 
 def _unchanging(spec: Spec) -> dict[str, Any]:
@@ -105,15 +104,20 @@ def record_membership(
 ) -> None:
     """Record the sites and members of a resumed run if they have changed since it was last started."""
     environment: dict[str, Any] = {**folder.environment}
-    if environment["sites"] == descriptions and _members(folder) == list(members):
+    if not membership_changes(folder, descriptions, members):
         return
     now = fingerprints(training.loop)
     changed = {name: now[name] for name in ("partition_sha256", "cohorts_sha256")}
     environment |= {"sites": descriptions, "members": list(members), **changed}
     statistics = {**(folder.client_statistics or {}), **client_statistics(training.loop.task.data)}
-    write_atomic(folder.path / "data.json", [json.dumps(statistics).encode()])
-    write_atomic(folder.path / "environment.json", [json.dumps(environment, indent=2).encode()])
+    folder.replace("data.json", json.dumps(statistics).encode())
+    folder.replace("environment.json", json.dumps(environment, indent=2).encode())
     log.info("members are now site %s", ", ".join(map(str, members)))
+
+
+def membership_changes(folder: RunFolder, descriptions: list[Description], members: Sequence[int]) -> bool:
+    """Return whether sites have joined, left or changed since the run was last started."""
+    return folder.environment["sites"] != descriptions or _members(folder) != list(members)
 
 
 def _members(folder: RunFolder) -> list[int]:

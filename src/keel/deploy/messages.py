@@ -14,6 +14,8 @@ from torch import Tensor
 
 from keel.algorithms.base import Context, Message
 from keel.core.client_state import Signature
+from keel.deploy.invalid_reply import InvalidReply, one_line
+from keel.errors import KeelError, shown
 
 RAW = "keel.raw"
 """Serialisation type of an array: its elements in little-endian order, without a header."""
@@ -23,18 +25,13 @@ REQUEST = "keel.request"
 """Record with the parameters of a server's request. A reply repeats its run ID (`training`) and round."""
 REPLY = "keel.reply"
 """Record with the numbers of a site's reply: steps, loss, a description of its data."""
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""The types of tensors that a message may have."""
 MAX_LOSS = 1e9
 """Largest mean loss that the server accepts: sums of more would overflow."""
 MAX_TEXT = 2**20
 """Largest total size in bytes of the numbers and texts of a reply, with names and shapes of its tensors. Names of
 buffers are the largest part."""
-
-
-class InvalidReply(ValueError):
-    """A reply that the server must not use; the text says why, in one line: it may quote the site."""
-
-    def __init__(self, reason: object):
-        super().__init__(one_line(reason))
 
 
 def pack(tensors: Message) -> ArrayRecord:
@@ -115,11 +112,28 @@ def _text_size(value: object) -> int:
     return len(value) if isinstance(value, str | bytes) else 8
 
 
-def unpack_request(content: RecordDict) -> Message:
-    """Return the tensors of a server's request. Their names and shapes depend on the server's algorithm."""
-    record = content[TENSORS]
-    assert isinstance(record, ArrayRecord)
-    return {name: _to_tensor(name, array, list(array.shape), array.dtype) for name, array in record.items()}
+def unpack_request(content: RecordDict, expected: Signature | None = None) -> Message:
+    """Return the tensors of a server's request.
+
+    Args:
+        expected: The tensors that the request may have. Without it, any names and shapes are accepted.
+
+    Raises:
+        KeelError: The request has no tensors, or one that is not expected or has a wrong size.
+    """
+    record = content.get(TENSORS)
+    if not isinstance(record, ArrayRecord):
+        raise KeelError(f"the request has no record {TENSORS!r}")
+    tensors: Message = {}
+    for name, array in record.items():
+        if expected is not None and name not in expected:
+            raise KeelError(f"the request has the unknown tensor {shown(name)}")
+        shape, dtype = (list(array.shape), array.dtype) if expected is None else expected[name]
+        try:
+            tensors[name] = _to_tensor(name, array, shape, dtype)
+        except InvalidReply as error:
+            raise KeelError(f"the request is invalid: {error}") from None
+    return tensors
 
 
 def _to_tensor(name: str, array: Array, shape: list[int], dtype_name: str) -> Tensor:
@@ -129,9 +143,13 @@ def _to_tensor(name: str, array: Array, shape: list[int], dtype_name: str) -> Te
         )
     if list(array.shape) != list(shape):
         raise InvalidReply(f"{name} has shape {list(array.shape)}; expected {list(shape)}")
-    dtype = getattr(torch, dtype_name)
+    dtype = getattr(torch, dtype_name) if dtype_name in DTYPES else None
+    if dtype is None or any(type(size) is not int or size < 0 for size in shape):
+        raise InvalidReply(f"{name} has dtype {dtype_name} and shape {shape}, which no tensor of Keel has")
     if len(array.data) != (expected_bytes := prod(shape) * dtype.itemsize):
         raise InvalidReply(f"{name} has {len(array.data)} bytes; its shape requires {expected_bytes}")
+    if not array.data:
+        return torch.empty(shape, dtype=dtype)
     # Cloned: the alignment of a tensor changes the rounding of what is computed from it, and messages are unaligned.
     return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape).clone()
 
@@ -153,6 +171,10 @@ def round_context(request: Mapping[str, Any], sizes: Sequence[int]) -> Context:
         sizes: The number of elements of each of the model's parameter tensors.
     """
     names = [name for name in Context.__dataclass_fields__ if name != "sizes"]
+    for name in names:
+        value = request.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise KeelError(f"{name} of the request must be a finite number (got {shown(value)})")
     return Context(**{name: request[name] for name in names}, sizes=tuple(sizes))
 
 
@@ -198,8 +220,3 @@ def read_finite(numbers: MetricRecord, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InvalidReply(f"{name} must be a finite number (got {value!r})")
     return float(value)
-
-
-def one_line(text: object) -> str:
-    """Return text that came from a site as one line of up to 300 characters."""
-    return " ".join(str(text).split())[:300]

@@ -7,6 +7,9 @@ from keel.core.records import Record
 from keel.core.training_state import TrainingState
 from keel.runs.files import write_atomic
 
+MODE = 0o644
+"""The node exporter, which reads the file, has another user. The file has no name and no value of an example."""
+
 
 class MetricsFile:
     """Writes the file after each round.
@@ -15,9 +18,12 @@ class MetricsFile:
         records: The earlier rounds of a resumed run.
         seconds: Their wall-clock times.
         rounds: The number of rounds of the run.
+        sites: The sites that take part.
     """
 
-    def __init__(self, path: Path, records: Sequence[Record], seconds: Sequence[float], rounds: int, sites: int):
+    def __init__(
+        self, path: Path, records: Sequence[Record], seconds: Sequence[float], rounds: int, sites: Sequence[int]
+    ):
         self.path, self.records, self.seconds = path, list(records), list(seconds)
         self.rounds, self.sites = rounds, sites
 
@@ -25,10 +31,11 @@ class MetricsFile:
         self.records.append(record)
         self.seconds.append(seconds)
         write_atomic(self.path, [self.text().encode()])
+        self.path.chmod(MODE)
 
     def text(self) -> str:
         """Return the metrics in the text format of Prometheus."""
-        last, dropped = self.records[-1], dict[str, int]()
+        last, dropped = self.records[-1], {str(site): 0 for site in self.sites}
         for record in self.records:
             for site in record.get("dropped", {}):
                 dropped[site] = dropped.get(site, 0) + 1
@@ -39,7 +46,7 @@ class MetricsFile:
         lines = [
             *_metric("keel_round", "gauge", "Rounds that are finished.", {"": last["round"]}),
             *_metric("keel_rounds", "gauge", "Rounds of the training.", {"": self.rounds}),
-            *_metric("keel_sites", "gauge", "Sites that take part.", {"": self.sites}),
+            *_metric("keel_sites", "gauge", "Sites that take part.", {"": len(self.sites)}),
             *_metric("keel_round_sites", "gauge", "Sites in the last round.", {"": len(last["cohort"])}),
             *_metric("keel_dropped_total", "counter", "Dropped replies.", _labels("site", dropped)),
             *_metric("keel_bytes_total", "counter", "Bytes of tensors.", _labels("direction", bytes_total)),

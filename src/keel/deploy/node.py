@@ -10,7 +10,7 @@ from keel.deploy.approval import Approval
 from keel.deploy.flower_adapter import BundleRefused, log, node_config_of, run_supernode
 from keel.deploy.site_audit import record_refusal
 from keel.deploy.site_policy import APP, POLICY, read_policy
-from keel.deploy.site_state import state_folder
+from keel.deploy.state_folder import state_folder
 from keel.errors import KeelError
 
 

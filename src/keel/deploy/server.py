@@ -4,6 +4,7 @@ Sampling, aggregation, evaluation, run folder, checkpoints and resume are the sa
 """
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -18,26 +19,29 @@ from keel.core.flat_model import Loss
 from keel.core.observers import Hook, Observer
 from keel.core.records import PrimaryMetric, Record
 from keel.core.training_state import TrainingState
-from keel.deploy import messages
 from keel.deploy.audit import AuditLog
 from keel.deploy.descriptions import Description
 from keel.deploy.engine import FlowerEngine
 from keel.deploy.federation_task import federation_task
 from keel.deploy.flower_adapter import log, log_with_timestamps
+from keel.deploy.invalid_reply import one_line
 from keel.deploy.membership import (
     check_left,
     extend,
     find_training,
     member_sampler,
+    membership_changes,
     record_membership,
     rescale_server_sum,
 )
 from keel.deploy.metrics_file import MetricsFile
+from keel.deploy.reply_limit import announce_reply_size
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
 from keel.deploy.sites import Sites
 from keel.deploy.versions import installed_versions
 from keel.deploy.watch import MEANINGS, SiteLosses, SiteWatch, idle_sites, many_examples, outliers
+from keel.engines import Workload
 from keel.errors import KeelError
 from keel.runs.build import Training, build
 from keel.runs.execute import execute
@@ -66,7 +70,8 @@ def server_app(model: Model, *, test: Callable[[], Arrays] | None = None, loss: 
     def main(grid: Grid, context: Context) -> None:
         spec, federation = read_settings(context.run_config)
         log_with_timestamps()
-        run = run_federation(grid, spec, federation, model, test, loss)
+        announce = partial(announce_reply_size, context.run_id)
+        run = run_federation(grid, spec, federation, model, test, loss, announce)
         if idle := run.summary.get("idle_sites"):  # Flower records the run as failed; the model is written
             texts = "; ".join(f"site {site}: {reason}" for site, reason in idle.items())
             raise KeelError(f"{run.status}, but not with all sites: {texts}")
@@ -81,17 +86,22 @@ def run_federation(
     model: Model,
     test: Callable[[], Arrays] | None = None,
     loss: Loss | None = None,
+    announce: Callable[[int], object] = lambda tensor_bytes: None,
 ) -> Run:
     """Train over the sites that `grid` reaches, into the folder `federation.out`. If it exists, resume the run.
 
     The audit log is next to the folder: it has a line for each start, site, drop, refusal and round.
+
+    Args:
+        announce: Called with the bytes of the tensors of the largest reply, before the sites are asked for it.
     """
     audit = audit_log(Path(federation.out))
-    audit.append("start", settings=_digest(spec, federation), **installed_versions())
+    settings = {"spec": spec.to_toml(), "federation": federation.model_dump(mode="json")}
+    audit.append("start", settings=_digest(spec, federation), **settings, **installed_versions())
     try:
-        run = _run_federation(grid, spec, federation, model, test, loss, audit)
+        run = _run_federation(grid, spec, federation, model, test, loss, audit, announce)
     except BaseException as error:  # also when the operator stops the run
-        audit.append("failed", error=type(error).__name__, reason=messages.one_line(error))
+        audit.append("failed", error=type(error).__name__, reason=one_line(error))
         raise
     audit.append("end", status=run.status, rounds=run.summary["rounds"], model=run.summary["model_sha256"])
     return run
@@ -105,7 +115,9 @@ def _run_federation(
     test: Callable[[], Arrays] | None,
     loss: Loss | None,
     audit: AuditLog,
+    announce: Callable[[int], object],
 ) -> Run:
+    announce(0)  # a description has no tensors
     path = Path(federation.out)
     folder = find_training(spec, path, federation.members)
     module = initial_model(model, spec)
@@ -113,6 +125,7 @@ def _run_federation(
     recorded: list[Description] = [] if folder is None else folder.environment["sites"]
     check_left(federation.left_sites, recorded)
     request = {"spec": spec.to_toml(), "training": training_id, "study": federation.study}
+    request["keel"] = installed_versions()["keel"]
     sites = Sites(grid, federation, request, recorded, audit.append)
     rounds = 0 if folder is None else len(folder.records())
     descriptions = [*recorded, *({**site, "joined": rounds} for site in sites.wait_for_new())]
@@ -120,16 +133,24 @@ def _run_federation(
         log.warning("site %d: %s", site, MEANINGS["examples"])
         audit.append("outlier", site=site, value="examples")
     test_examples = None if test is None else to_examples(test(), "data.test_")
-    task = federation_task(spec, module, descriptions, test_examples, loss)
+    task = federation_task(spec, module, descriptions, test_examples, loss, folder)
+
+    def make_engine(workload: Workload, workers: int) -> FlowerEngine:
+        engine = FlowerEngine(workload, spec, sites, test_examples is not None)
+        announce(engine.reply_bytes)
+        return engine
+
     training = build(
         spec,
         task,
-        engine=lambda workload, workers: FlowerEngine(workload, spec, sites, test_examples is not None),
+        engine=make_engine,
         sampler=member_sampler(spec, descriptions, sites.members),
     )
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
+        if not membership_changes(folder, descriptions, sites.members):
+            check_same_task(folder, training.loop)  # before the run is changed
         extend(folder, spec)
         record_membership(folder, training, descriptions, sites.members)
         check_same_task(folder, training.loop)
@@ -166,7 +187,7 @@ def _observers(
     spec, records = training.spec, folder.records()
 
     def audit_round(record: Record, state: TrainingState, seconds: float) -> None:
-        fields = ("cohort", "norms", "losses", "cosines", "clipped", "bytes_down", "bytes_up", "dropped")
+        fields = ("cohort", "norms", "losses", "cosines", "clipped", "rejected", "bytes_down", "bytes_up", "dropped")
         audit.append(
             "round",
             round=record["round"],
@@ -182,7 +203,7 @@ def _observers(
     ]
     if federation.metrics_file:
         file = folder.path / federation.metrics_file
-        observers.append(MetricsFile(file, records, folder.seconds(), spec.rounds, len(sites.members)))
+        observers.append(MetricsFile(file, records, folder.seconds(), spec.rounds, sites.members))
     return observers
 
 

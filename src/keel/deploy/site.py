@@ -3,8 +3,7 @@
 Flower starts a new process for each message, so a site loads only what a request needs.
 """
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,8 +15,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from keel.algorithms import messages_of
 from keel.config.schema import resolved_spec
 from keel.core.client import probe_client, to_device, train_client
+from keel.core.client_state import signature_of
 from keel.core.devices import find_device
 from keel.core.engine import CPU
 from keel.core.evaluation import Evaluator
@@ -26,14 +27,16 @@ from keel.core.replay import LocalGradient
 from keel.core.task import Task
 from keel.core.training_state import BUFFERS
 from keel.deploy import messages
+from keel.deploy.request_fields import origin_of, read_integer, read_table, read_text
 from keel.deploy.site_answer import answer_message
 from keel.deploy.site_data import Loader, Model, check_labels, has_test_examples, initial_model, site_dataset
 from keel.deploy.site_errors import coded
 from keel.deploy.site_noise import clip_and_add_noise
 from keel.deploy.site_policy import APP, Policy
 from keel.deploy.site_secrets import count_report, data_fingerprint
-from keel.deploy.site_state import SiteState, state_folder
-from keel.deploy.versions import installed_versions
+from keel.deploy.site_state import SiteState
+from keel.deploy.state_folder import state_folder
+from keel.deploy.versions import check_server_version, installed_versions
 from keel.errors import KeelError
 from keel.runs.build import local_training, make_task
 
@@ -80,7 +83,9 @@ class Site:
         policy: Policy | None,
     ):
         self.request, self.node, self.policy = request, node, policy
-        table = tomllib.loads(str(request["spec"]))
+        if "keel" in request:  # servers of earlier versions state none
+            check_server_version(str(request["keel"]))
+        table = read_table(request, "spec")
         if policy is not None:
             policy.check_names(table, request)
         self.spec = resolved_spec(table)
@@ -116,7 +121,7 @@ class Site:
 
     @property
     def state(self) -> SiteState:
-        training, precision = str(self.request["training"]), self.spec.memory.precision
+        training, precision = read_text(self.request, "training"), self.spec.memory.precision
         with coded("state"):
             return SiteState(self.state_folder, training, precision, self.flat_model.size)
 
@@ -148,7 +153,8 @@ class Site:
         """Run the first phase of a round, and keep what the server sent for the second."""
         self._check_round()
         self._count_report()
-        broadcast, ctx = messages.unpack_request(content), messages.round_context(self.request, self.flat_model.sizes)
+        broadcast = self._tensors(content, self._downloads[0])
+        ctx = messages.round_context(self.request, self.flat_model.sizes)
         with coded("state"):
             self.state.save_broadcast(ctx.round, broadcast)
         received, buffers = self._on_device(broadcast)
@@ -160,10 +166,8 @@ class Site:
         """Train one round as every engine does, from the client state of the last round that the server counted."""
         self._check_round()
         self._count_report()
-        last_round, ctx = (
-            int(str(self.request["last_round"])),
-            messages.round_context(self.request, self.flat_model.sizes),
-        )
+        last_round = read_integer(self.request, "last_round")
+        ctx = messages.round_context(self.request, self.flat_model.sizes)
         with coded("state"):
             first_phase = self.state.load_broadcast(ctx.round) if self.spec.algorithm.probes else {}
             if first_phase is None:
@@ -172,7 +176,8 @@ class Site:
                     "the server drops the site in this round"
                 )
             saved = self.state.load(last_round) if last_round else None
-        received, buffers = self._on_device({**first_phase, **messages.unpack_request(content)})
+        second_phase = self._tensors(content, self._downloads[-1].keys() - first_phase.keys())
+        received, buffers = self._on_device({**first_phase, **second_phase})
         state, local = dict(saved or {}), local_training(self.spec, self.task)
         buffers = state.pop(BUFFERS, buffers)
         if not state:
@@ -196,7 +201,8 @@ class Site:
         """Measure the model on this site's test examples: the sum of the losses, and how many targets are correct."""
         if self.policy is not None:
             self.policy.check_evaluation()
-        received, buffers = self._on_device(messages.unpack_request(content))
+        origin_of(self.request)
+        received, buffers = self._on_device(self._tensors(content, ["theta"]))
         data = self.task.data
         if not has_test_examples(data):
             return self._reply({}, {"loss": 0.0, "correct": 0, "labelled": 0, "examples": 0})
@@ -219,7 +225,23 @@ class Site:
         received = to_device(tensors, self.device)
         return received, received.pop(BUFFERS, None)
 
+    @cached_property
+    def _downloads(self) -> list[dict[str, Tensor]]:
+        """What the server sends in each phase of a round, without the values."""
+        return messages_of(self.spec.algorithm, torch.zeros(self.flat_model.size), self.flat_model.sizes)[0]
+
+    def _tensors(self, content: RecordDict, required: Iterable[str]) -> dict[str, Tensor]:
+        """Return the tensors of a request: the required ones, and others that the algorithm or the model has."""
+        known = {name: tensor for download in self._downloads for name, tensor in download.items()}
+        if (buffers := self.flat_model.buffers()) is not None:
+            known[BUFFERS] = buffers
+        tensors = messages.unpack_request(content, signature_of(known))
+        if missing := sorted(set(required) - tensors.keys()):
+            raise KeelError(f"the request has no tensor {missing[0]!r}")
+        return tensors
+
     def _check_round(self) -> None:
+        origin_of(self.request)
         if self.policy is not None:
             self.policy.check_round(self.request)
 
@@ -235,12 +257,11 @@ class Site:
         return clip_and_add_noise(report, self.policy.clip_norm, self.policy.noise)
 
     def _reply(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> RecordDict:
-        origin = ConfigRecord({"training": self.request["training"], "round": self.request["round"]})
         return RecordDict(
             {
                 messages.TENSORS: messages.pack(tensors),
                 messages.REPLY: MetricRecord(numbers),
-                messages.REQUEST: origin,
+                messages.REQUEST: origin_of(self.request),
             }
         )
 

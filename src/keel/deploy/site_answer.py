@@ -10,14 +10,19 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from keel.deploy import messages
 from keel.deploy.flower_adapter import error_reply, log
-from keel.deploy.site_audit import record, record_refusal
+from keel.deploy.invalid_reply import one_line
+from keel.deploy.request_fields import request_record
+from keel.deploy.site_audit import is_recorded, record, record_refusal
 from keel.deploy.site_errors import RequestTimeout, reason_of
 from keel.deploy.site_limits import memory_limit, time_limit
 from keel.deploy.site_noise import report_norm
 from keel.deploy.site_policy import APP, Policy, policy_of
-from keel.deploy.site_state import state_folder
+from keel.deploy.state_folder import state_folder
 from keel.deploy.versions import installed_versions
+from keel.errors import KeelError
 
+MAX_SPEC = 2**16
+"""Characters of the settings that the audit log has at most: a server can send any text."""
 Answer = Callable[[ConfigRecord, Message, Mapping[str, Any], Policy | None], RecordDict]
 """Called with the request's parameters, its message, the node's configuration and the policy."""
 
@@ -31,7 +36,10 @@ def answer_message(answer: Answer, message: Message, context: Context) -> Messag
             if policy is not None:
                 limits.enter_context(time_limit(policy.timeout_seconds))
                 limits.enter_context(memory_limit(policy.max_memory_mb))
-            content = answer(message.content.config_records[messages.REQUEST], message, node, policy)
+            request = request_record(message.content)
+            if len(str(request.get("spec", ""))) > MAX_SPEC:
+                raise KeelError(f"the settings of a request must have at most {MAX_SPEC} characters")
+            content = answer(request, message, node, policy)
         if policy is not None:
             policy.check_reply(messages.tensor_bytes(content))
         state = _state_folder(node)
@@ -55,12 +63,18 @@ def _request(message: Message, node: Mapping[str, Any]) -> dict[str, Any]:
         "kind": message.metadata.message_type,
         "server_node": str(message.metadata.src_node_id),
         "run": str(message.metadata.run_id),
-        "training": messages.one_line(request.get("training", "")),
-        "round": messages.one_line(request.get("round", "")),
+        "training": one_line(request.get("training", "")),
+        "round": one_line(request.get("round", "")),
         "app": str(node.get(APP, "")),
-        "settings": sha256(str(request.get("spec", "")).encode()).hexdigest(),
+        **_settings(str(request.get("spec", "")), _state_folder(node)),
         "versions": installed_versions(),
     }
+
+
+def _settings(spec: str, state: Path) -> dict[str, str]:
+    """Return the hash of the settings of a request, and the settings themselves if the audit log lacks them."""
+    digest = sha256(spec.encode()).hexdigest()
+    return {"settings": digest} if is_recorded(state, digest) else {"settings": digest, "spec": spec[:MAX_SPEC]}
 
 
 def _norm(content: RecordDict) -> float | None:

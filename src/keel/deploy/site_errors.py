@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from keel.deploy.versions import VERSION, OtherVersion
 from keel.errors import KeelError
 
 MAX_NAME = 64
@@ -44,6 +45,8 @@ def code_of(error: BaseException) -> str:
         return f"policy:{error.field}"
     if isinstance(error, SiteError):
         return error.code
+    if isinstance(error, OtherVersion):
+        return f"{VERSION}:{error.here}"
     return "timeout" if isinstance(error, RequestTimeout) else "internal"
 
 

@@ -77,6 +77,9 @@ class Policy(BaseModel):
             raise PolicyRefusal("expires", f"the policy has expired on {self.expires}")
         if request.get("study") != self.study:
             raise PolicyRefusal("study", f"must be the study of the request (got {request.get('study')!r})")
+        for section in "algorithm", "data", "model":
+            if not isinstance(table.get(section, {}), Mapping):
+                raise KeelError(f"{section} of the request must be a table (got {table[section]!r})")
         algorithm = table.get("algorithm", {}).get("name")
         if algorithm not in self.algorithms:
             raise PolicyRefusal("algorithms", f"the request names {algorithm!r}; allowed: {', '.join(self.algorithms)}")
@@ -164,9 +167,9 @@ def read_policy(file: Path) -> Policy:
     except OSError as error:
         raise KeelError(f"policy {str(file)!r} cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        raise KeelError(f"policy {str(file)!r}: {explain(error)}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise KeelError(f"policy {str(file)!r} is not a TOML file ({error})") from None
+        raise KeelError(f"policy {str(file)!r}: {explain(error)[:300]}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise KeelError(f"policy {str(file)!r} is not a TOML file ({str(error)[:300]})") from None
 
 
 FLOATS = ("max_lr", "clip_norm", "noise", "timeout_seconds", "max_reply_mb")

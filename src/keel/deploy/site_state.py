@@ -6,33 +6,19 @@ a round that a restarted server repeats, therefore does not affect the result.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
-from platformdirs import user_data_path
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
 from keel.algorithms.base import ClientState, Message
 from keel.core.choices import Precision
 from keel.core.client_state import restored, stored
 from keel.deploy.flower_adapter import log
 from keel.errors import KeelError
+from keel.runs.checked_tensors import checked_parts, read_checked
 from keel.runs.files import write_atomic
 
 TRAINING_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def state_folder(node_config: Mapping[str, Any], default_name: str) -> Path:
-    """Return the folder `state-dir` of a node's configuration, or `default_name` in the user's data folder."""
-    if "state-dir" in node_config:
-        return Path(str(node_config["state-dir"]))
-    if "memory" in node_config:
-        log.warning("node config: 'memory' is deprecated; rename it to 'state-dir'")
-        return Path(str(node_config["memory"]))
-    return user_data_path("keel") / default_name
 
 
 class SiteState:
@@ -67,19 +53,21 @@ class SiteState:
         self._write("broadcast", round, broadcast)
 
     def _read(self, name: str) -> Message | None:
-        try:
-            tensors = load_file(self.folder / f"{name}.safetensors")
-        except (FileNotFoundError, SafetensorError):
+        file = self.folder / f"{name}.safetensors"
+        if not file.is_file():
             return None
-        return {key: value.clone() for key, value in tensors.items()}  # aligned; messages.py says why
+        try:
+            return read_checked(file, required=False)[0]  # earlier versions wrote no checksums
+        except (OSError, ValueError) as error:
+            log.warning("%s is damaged: %s", file, error)
+            return None
 
     def _write(self, kind: str, round: int, tensors: Message, last_round: int = 0) -> None:
         """Write a file under a lock. A process that is late with an older round keeps the files of newer ones."""
-        content = save({name: value.contiguous() for name, value in tensors.items()})
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             for file in self.folder.glob(f"{kind}-*.safetensors"):
                 number = int(file.stem.removeprefix(f"{kind}-"))
                 if number < round and number != last_round:
                     file.unlink()
-            write_atomic(self.folder / f"{kind}-{round}.safetensors", [content])
+            write_atomic(self.folder / f"{kind}-{round}.safetensors", checked_parts(tensors, {}))

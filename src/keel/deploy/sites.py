@@ -10,8 +10,11 @@ from flwr.serverapp import Grid
 
 from keel.algorithms.base import Message as Tensors
 from keel.deploy import messages
+from keel.deploy.certified_nodes import certified_name
 from keel.deploy.descriptions import BOUND, Description, read_description
 from keel.deploy.flower_adapter import CONNECTION_ERRORS, log
+from keel.deploy.invalid_reply import InvalidReply, one_line
+from keel.deploy.remedies import with_remedy
 from keel.deploy.settings import Federation
 from keel.deploy.versions import SOFTWARE, check_versions
 from keel.engines import Dropped
@@ -29,7 +32,7 @@ IDENTIFY_SPEEDUP = 10
 rounds accept an answer that arrives after that."""
 
 
-class WrongIdentity(messages.InvalidReply):
+class WrongIdentity(InvalidReply):
     """The node cannot be the site that it claims to be. It is not asked again."""
 
 
@@ -64,6 +67,8 @@ class Sites:
         """Nodes that have not answered yet, by the ID of the query."""
         self._ask_again: dict[int, float] = {}
         """When a node may be asked again; never (inf) if it claimed to be a site that it cannot be."""
+        self._refusals: dict[int, set[str]] = {}
+        """The reasons for which each node was rejected and that are logged."""
         self._online: set[int] = set()
         self._bytes = {"bytes_down": 0, "bytes_up": 0}
 
@@ -116,11 +121,22 @@ class Sites:
         for node, reply in self._receive(self._queries, seconds if new else 0.0, messages.ReplyBounds()).items():
             try:
                 self._bind(node, reply, online)
-            except messages.InvalidReply as error:
-                log.warning("node %d rejected: %s", node, error)
-                self.record("refusal", node=node, reason=str(error))
+            except InvalidReply as error:
+                self._report_refusal(node, str(error))
                 wrong = isinstance(error, WrongIdentity)
                 self._ask_again[node] = inf if wrong else time.monotonic() + RETRY_SECONDS
+
+    def _report_refusal(self, node: int, reason: str) -> None:
+        """Log and record why a node is rejected, once for each reason."""
+        if reason in self._refusals.setdefault(node, set()):
+            return
+        self._refusals[node].add(reason)
+        known = [site for site, joined in self.recorded.items() if joined.get("node") == node]
+        missing = [site for site in self.members if site not in self.nodes]
+        numbers = ", ".join(map(str, known or missing))
+        which = f" (site {numbers})" if known else f" (missing: site {numbers})" if missing else ""
+        log.warning("node %d%s rejected: %s", node, which, with_remedy(reason))
+        self.record("refusal", node=node, reason=reason)
 
     def _bind(self, node: int, reply: RecordDict | Dropped, online: set[int]) -> None:
         """Bind the site that a node claims to be to that node, after checking the claim."""
@@ -132,6 +148,9 @@ class Sites:
             raise WrongIdentity(f"claims to be site {site}, but {reason}")
         if self.nodes.get(site, node) in online - {node}:
             raise WrongIdentity(f"claims to be site {site}, but node {self.nodes[site]} is that site")
+        certified = certified_name(node)
+        if certified not in (None, f"site-{site}"):
+            raise WrongIdentity(f"claims to be site {site}, but its certificate is that of {certified}")
         self._check_bounds(description)
         check_versions(site, description)
         self._check_same_app(description)
@@ -149,7 +168,7 @@ class Sites:
     def _check_bounds(self, description: Description) -> None:
         for name in "examples", "test_examples":
             if description[name] > self.federation.max_examples:
-                raise messages.InvalidReply(
+                raise InvalidReply(
                     f"site {description['site']}: {name} is {description[name]}, above federation.max_examples = "
                     f"{self.federation.max_examples}"
                 )
@@ -159,7 +178,7 @@ class Sites:
         site, app = description["site"], description["app"]
         for other, stated in self.descriptions.items():
             if other != site and app and stated["app"] not in ("", app):
-                raise messages.InvalidReply(
+                raise InvalidReply(
                     f"site {site} has approved the app {app[:12]}, site {other} has approved {stated['app'][:12]}; "
                     "approve the same app on both"
                 )
@@ -174,12 +193,12 @@ class Sites:
             )
         for name in BOUND:
             if joined.get(name, description[name]) != description[name]:
-                raise messages.InvalidReply(
+                raise InvalidReply(
                     f"site {site}: {name} is {description[name]}, but the run started with {joined[name]}"
                 )
         if joined.get("fingerprint", description["fingerprint"]) != description["fingerprint"]:
             if not self.federation.allow_new_data:
-                raise messages.InvalidReply(
+                raise InvalidReply(
                     f"site {site}: the data have changed since the site joined; restore them, or set "
                     "federation.allow_new_data = true"
                 )
@@ -268,18 +287,19 @@ class Sites:
     def _pull_reply(self, message_id: str, bounds: messages.ReplyBounds) -> RecordDict | Dropped | None:
         """Return the reply to one message if it has arrived. Pulled alone, a malformed reply does not affect others.
 
-        A reply that is too large is freed here: Flower offers no earlier place where its size is known.
+        A reply that is too large is freed here. What exceeds every reply of the training is not even stored, see
+        `reply_limit.py`.
         """
         try:
             for reply in self.grid.pull_messages([message_id]):
                 if reply.has_error():
-                    return Dropped(messages.one_line(reply.error.reason))
+                    return Dropped(one_line(reply.error.reason))
                 bounds.check(reply.content)
                 return reply.content
-        except messages.InvalidReply as error:
+        except InvalidReply as error:
             return Dropped(str(error))
         except CONNECTION_ERRORS:
             raise
         except Exception as error:  # Flower parses the reply here; malformed bytes raise exceptions of many classes
-            return Dropped(f"malformed: {type(error).__name__}: {messages.one_line(error)}")
+            return Dropped(f"malformed: {type(error).__name__}: {one_line(error)}")
         return None

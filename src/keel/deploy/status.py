@@ -7,12 +7,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from keel.core.records import COMPLETE
+from keel.deploy.audit import verify
 from keel.deploy.watch import MEANINGS
+from keel.errors import KeelError
 from keel.runs.folder import RunFolder
 
 
 def training_status(path: Path) -> dict[str, Any]:
     """Return the state of a training: `ok`, `lines` to print, the rounds, idle sites and outliers."""
+    if not path.exists() and (audit := _audit_lines(path)):
+        return _status_before_first_round(path, audit)
     folder = RunFolder.open(path)
     summary, rounds = folder.summary, folder.spec.rounds
     done, running = len(folder.records()), _is_locked(folder)
@@ -25,7 +29,7 @@ def training_status(path: Path) -> dict[str, Any]:
         lines.append(f"running: {done} of {rounds} rounds: {path}")
     else:
         lines.append(f"not finished: {done} of {rounds} rounds; the same flwr run resumes: {path}")
-        lines += _last_failure(path)
+        lines += _failure((_audit_lines(path) or [{}])[-1])
     lines += [f"site {site}: {reason}" for site, reason in idle.items()]
     lines += [
         f"site {site}: {MEANINGS[value]}" + f" in {len(far_rounds)} rounds" * bool(far_rounds)
@@ -44,6 +48,28 @@ def training_status(path: Path) -> dict[str, Any]:
     }
 
 
+def _status_before_first_round(path: Path, audit: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a training whose run folder does not exist yet: the server waits for its sites."""
+    starts = [number for number, line in enumerate(audit) if line["event"] == "start"]
+    current = audit[starts[-1] :] if starts else audit
+    waits = current[-1]["event"] != "failed"
+    joined = sorted({line["site"] for line in current if line["event"] == "join"})
+    refused = {line["node"]: line["reason"] for line in current if line["event"] == "refusal"}
+    connected = f"site {', '.join(map(str, joined))} connected" if joined else "no site connected"
+    first = f"waiting for its sites since {current[0]['time']}, {connected}: {path}"
+    lines = [first if waits else f"not started: {path}", *_failure(current[-1])]
+    lines += [f"node {node} refused: {reason}" for node, reason in refused.items()]
+    return {
+        "ok": waits,
+        "status": "waiting" if waits else "not started",
+        "rounds_done": 0,
+        "rounds": None,
+        "idle_sites": {},
+        "outliers": {},
+        "lines": lines,
+    }
+
+
 def _is_locked(folder: RunFolder) -> bool:
     try:
         with FileLock(folder.path / ".lock", timeout=0):
@@ -52,9 +78,16 @@ def _is_locked(folder: RunFolder) -> bool:
         return True
 
 
-def _last_failure(path: Path) -> list[str]:
-    """Return why the server stopped last, if the audit log says so."""
+def _audit_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of the audit log of a run. The last one may be incomplete while the server writes it."""
     audit = path.with_name(f"{path.name}.audit.jsonl")
-    lines = audit.read_text(encoding="utf-8").splitlines() if audit.is_file() else []
-    last = json.loads(lines[-1]) if lines else {}
-    return [f"{last['error']}: {last['reason']}"] if last.get("event") == "failed" else []
+    text = audit.read_text(encoding="utf-8", errors="replace") if audit.is_file() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    if (fault := verify(audit).fault if lines else None) is not None and "is not complete" not in fault:
+        raise KeelError(f"audit log {str(audit)!r} is damaged: {fault}; keel deploy audit verify checks it")
+    return [json.loads(line) for line in lines]
+
+
+def _failure(line: dict[str, Any]) -> list[str]:
+    """Return why the server stopped, if this line of the audit log says so."""
+    return [f"{line['error']}: {line['reason']}"] if line.get("event") == "failed" else []

@@ -19,6 +19,7 @@ from keel.algorithms.base import Message as Tensors
 from keel.core.client_state import Signature, signature_of
 from keel.deploy import messages
 from keel.deploy.flower_adapter import log, sample_nodes
+from keel.deploy.invalid_reply import InvalidReply
 from keel.deploy.model_arrays import flatten_arrays, split_into_arrays
 from keel.errors import KeelError
 
@@ -110,9 +111,9 @@ class KeelStrategy(FedAvg):
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
-                    raise messages.InvalidReply(reply.error.reason)
+                    raise InvalidReply(reply.error.reason)
                 valid[node] = self._read_reply(reply.content, server_round)
-            except messages.InvalidReply as error:
+            except InvalidReply as error:
                 log.warning("round %d: dropped node %d: %s", server_round, node, error)
                 continue
             self.last_rounds[node], self.examples[node] = server_round, valid[node].examples
@@ -144,5 +145,5 @@ class KeelStrategy(FedAvg):
             record[self.weighted_by_key] for record in metrics.metric_records.values() if self.weighted_by_key in record
         ]
         if len(weights) != 1 or type(weights[0]) is not int or weights[0] < 1:
-            raise messages.InvalidReply(f"{self.weighted_by_key} must be one positive integer (got {weights})")
+            raise InvalidReply(f"{self.weighted_by_key} must be one positive integer (got {weights})")
         return NodeReply(message, weights[0], messages.read_integer(numbers, "steps", 1), metrics)

@@ -74,11 +74,11 @@ def cosines(deltas: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class SiteWatch(Observer):
-    """Logs a warning while a site contributes nothing, or while its values are far outside.
+    """Logs a warning when a report is rejected, while a site contributes nothing, or while its values are far outside.
 
     Args:
         records: The earlier rounds of a resumed run.
-        audit: Called with each outlier, for the audit log.
+        audit: Called with each rejected report and each outlier, for the audit log.
     """
 
     def __init__(self, records: Sequence[Record], idle_rounds: int, audit: Callable[..., object]):
@@ -86,6 +86,10 @@ class SiteWatch(Observer):
 
     def round_recorded(self, record: Record, state: TrainingState, seconds: float) -> None:
         self.records.append(record)
+        for number in record.get("rejected", []):
+            reason = record["dropped"][str(number)]
+            log.warning("round %d: dropped site %d: %s", record["round"], number, reason)
+            self.audit("drop", phase=f"round {record['round']}", site=number, reason=reason)
         for site, (rounds, reason) in _without_reply(self.records).items():
             if rounds % self.idle_rounds == 0:
                 log.warning("site %s has contributed nothing in %d rounds: %s", site, rounds, reason)
