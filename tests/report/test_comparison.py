@@ -18,9 +18,10 @@ from keel.report.comparison import Comparison, compare
 from keel.report.explanations import difference_notes, explanation
 from keel.report.tables import change, costs, csv_of, csv_text, latex, markdown, results
 from keel.report.target import Spent, cost
-from keel.runs.folder import RunFolder, read_runs
+from keel.runs.finding import find_runs
+from keel.runs.folder import RunFolder
 from keel.units import size
-from tests.conftest import Called
+from tests.conftest import Called, as_earlier_version
 
 
 def environment(spec: Spec, **changes: object) -> dict[str, object]:
@@ -50,7 +51,7 @@ def test_mean_and_standard_deviation_agree_with_numpy(tmp_path: Path) -> None:
     finals = [0.81, 0.85, 0.79]
     for seed, final in enumerate(finals):
         write_run(tmp_path / str(seed), [0.5, final], 10, final, seed=seed, **algorithm("fedavg"))
-    row = compare(read_runs([tmp_path])).rows()[0]
+    row = compare(find_runs([tmp_path])).rows()[0]
     assert row["accuracy_mean"] == pytest.approx(np.mean(finals))
     assert row["accuracy_std"] == pytest.approx(np.std(finals, ddof=1))
     assert row["seeds"] == 3
@@ -61,7 +62,7 @@ def test_rounds_and_bytes_count_until_the_final_accuracy_of_the_baseline(tmp_pat
     fast = [min(1.0, t / 50) for t in range(1, 101)]
     write_run(tmp_path / "a", slow, 10, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / "b", fast, 15, 1.0, **algorithm("ghbm"))
-    base, other = compare(read_runs([tmp_path])).rows()
+    base, other = compare(find_runs([tmp_path])).rows()
     # the average of the last 20 rounds is that of round t - 9.5
     expected_slow = next(t for t in range(20, 101) if statistics.fmean(slow[t - 20 : t]) >= 0.5)
     expected_fast = next(t for t in range(20, 101) if statistics.fmean(fast[t - 20 : t]) >= 0.5)
@@ -74,20 +75,20 @@ def test_rounds_and_bytes_count_until_the_final_accuracy_of_the_baseline(tmp_pat
 def test_one_lucky_round_does_not_reach_the_target(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1] * 30 + [0.6] * 30, 1, 0.6, **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.1] * 10 + [0.9] + [0.1] * 49, 1, 0.1, **algorithm("ghbm"))
-    assert compare(read_runs([tmp_path])).rows()[1]["rounds_to_target"] is None
+    assert compare(find_runs([tmp_path])).rows()[1]["rounds_to_target"] is None
 
 
 def test_a_lucky_first_evaluation_does_not_reach_the_target(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5] * 60, 1, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.9] + [0.1] * 59, 1, 0.1, **algorithm("ghbm"))
-    rows = compare(read_runs([tmp_path])).rows()
+    rows = compare(find_runs([tmp_path])).rows()
     assert [row["rounds_to_target"] for row in rows] == [20, None]
 
 
 def test_two_runs_of_the_same_seed_count_once(tmp_path: Path) -> None:
     for name in "ab":
         write_run(tmp_path / name, [0.5], 1, 0.5, **algorithm("fedavg"))
-    assert compare(read_runs([tmp_path])).rows()[0]["seeds"] == 1
+    assert compare(find_runs([tmp_path])).rows()[0]["seeds"] == 1
 
 
 def test_the_target_is_the_baseline_of_the_same_setting(tmp_path: Path) -> None:
@@ -95,28 +96,28 @@ def test_the_target_is_the_baseline_of_the_same_setting(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [0.5] * 40, 1, 0.5, data={"alpha": 10.0}, **algorithm("fedavg"))
     write_run(tmp_path / "c", [0.6] * 40, 1, 0.6, data={"alpha": 10.0}, **algorithm("ghbm"))
     write_run(tmp_path / "d", [0.6] * 40, 1, 0.6, data={"alpha": 3.0}, **algorithm("ghbm"))
-    rows = compare(read_runs([tmp_path])).rows()
+    rows = compare(find_runs([tmp_path])).rows()
     assert [row["target"] for row in rows] == [0.9, 0.5, 0.5, None]
 
 
 def test_a_baseline_without_runs_is_an_error(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
     with pytest.raises(KeelError, match=r"--target.*'fedagv'"):
-        compare(read_runs([tmp_path]), "fedagv")
+        compare(find_runs([tmp_path]), "fedagv")
 
 
 def test_reading_a_folder_imports_no_code_that_its_spec_names(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
-    spec = folder.path / "spec.toml"
+    spec = as_earlier_version(folder.path) / "spec.toml"
     spec.write_text(spec.read_text().replace('name = "ghbm"', 'name = "antigravity:Surprise"'))
-    assert compare(read_runs([tmp_path])).methods[0].algorithm == "antigravity:Surprise"
+    assert compare(find_runs([tmp_path])).methods[0].algorithm == "antigravity:Surprise"
     assert "antigravity" not in sys.modules
 
 
 def test_a_diverged_method_is_marked_and_does_not_hide_the_others(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5, 0.6], 1, 0.6, **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.2], 1, None, "diverged", **algorithm("ghbm"))
-    rows = compare(read_runs([tmp_path])).rows()
+    rows = compare(find_runs([tmp_path])).rows()
     assert [row["status"] for row in rows] == ["finished", "diverged"]
     assert rows[1]["accuracy_mean"] is None
 
@@ -125,13 +126,13 @@ def test_labels_name_only_the_fields_that_distinguish_methods(tmp_path: Path) ->
     write_run(tmp_path / "a", [0.5], 1, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.5], 1, 0.5, **algorithm("ghbm", tau=5))
     write_run(tmp_path / "c", [0.5], 1, 0.5, **algorithm("ghbm", tau=10))
-    labels = [method.label for method in compare(read_runs([tmp_path])).methods]
+    labels = [method.label for method in compare(find_runs([tmp_path])).methods]
     assert labels == ["FedAvg", "GHBM tau=5", "GHBM tau=10"]
 
 
 def test_without_the_baseline_there_is_no_target(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], 1, 0.5, **algorithm("ghbm"))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert comparison.targets == [None]
     assert "Rounds and bytes" not in explanation(comparison)
 
@@ -139,7 +140,7 @@ def test_without_the_baseline_there_is_no_target(tmp_path: Path) -> None:
 def test_runs_without_any_evaluation_are_an_error(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "a", make_spec({}), environment(make_spec({})))
     with pytest.raises(KeelError, match="has no accuracy yet"):
-        compare(read_runs([tmp_path]))
+        compare(find_runs([tmp_path]))
 
 
 def test_runs_on_different_data_are_different_methods(tmp_path: Path) -> None:
@@ -147,13 +148,13 @@ def test_runs_on_different_data_are_different_methods(tmp_path: Path) -> None:
         spec = make_spec({"rounds": 1, **algorithm("fedavg")})
         folder = RunFolder.create(tmp_path / name, spec, environment(spec, examples_sha256=name))
         folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
-    assert len(compare(read_runs([tmp_path])).methods) == 2
+    assert len(compare(find_runs([tmp_path])).methods) == 2
 
 
 def test_a_folder_that_a_kill_left_incomplete_is_not_a_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], 1, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / ".b", [0.5], 1, 0.5, **algorithm("ghbm"))
-    assert [folder.path.name for folder in read_runs([tmp_path])] == ["a"]
+    assert [folder.path.name for folder in find_runs([tmp_path])] == ["a"]
 
 
 def test_sizes_and_changes_are_formatted() -> None:
@@ -180,7 +181,7 @@ def test_both_tables_have_the_same_savings(tmp_path: Path) -> None:
     """The baseline is charged until it reaches its final accuracy, in the results and in the cost table alike."""
     write_run(tmp_path / "a", [t / 100 for t in range(1, 101)], 10, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / "b", [min(1.0, t / 50) for t in range(1, 101)], 15, 1.0, **algorithm("ghbm"))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     for row in comparison.rows():
         assert row["rounds_to_target"] < 100
         assert row["cost"]["share"] == row["rounds_to_target"] / 100
@@ -194,7 +195,7 @@ def test_both_tables_have_the_same_savings(tmp_path: Path) -> None:
 
 def test_a_target_may_be_a_number(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [t / 100 for t in range(1, 101)], 10, 0.9, **algorithm("ghbm"))
-    (row,) = compare(read_runs([tmp_path]), target=0.3).rows()
+    (row,) = compare(find_runs([tmp_path]), target=0.3).rows()
     assert row["rounds_to_target"] == 40  # the mean of rounds 21 to 40 is 0.305
     assert row["rounds_to_target_seeds"] == [40]
 
@@ -204,7 +205,7 @@ def test_the_difference_from_the_baseline_is_paired_over_common_seeds(tmp_path: 
     for name, seeds in finals.items():
         for seed, final in seeds.items():
             write_run(tmp_path / f"{name}-{seed}", [0.5, final], 10, final, seed=seed, **algorithm(name))
-    rows = {row["algorithm"]: row for row in compare(read_runs([tmp_path])).rows()}
+    rows = {row["algorithm"]: row for row in compare(find_runs([tmp_path])).rows()}
     found = rows["fedhbm"]["accuracy_difference"]
     assert (found["mean"], found["seeds"]) == (pytest.approx(0.065), 2)
     assert (found["low"], found["high"]) == pytest.approx((0.065 - 12.706 * 0.005, 0.065 + 12.706 * 0.005), rel=1e-3)
@@ -216,17 +217,17 @@ def test_the_confidence_interval_is_by_students_t(tmp_path: Path) -> None:
     finals = [0.81, 0.85, 0.79]
     for seed, final in enumerate(finals):
         write_run(tmp_path / str(seed), [0.5, final], 10, final, seed=seed, **algorithm("fedavg"))
-    row = compare(read_runs([tmp_path])).rows()[0]
+    row = compare(find_runs([tmp_path])).rows()[0]
     assert row["accuracy_interval"] == pytest.approx(4.303 * np.std(finals, ddof=1) / np.sqrt(3), rel=1e-3)
 
 
 def test_wall_clock_time_is_estimated_for_a_network(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5] * 30, 1_000_000, 0.5, **algorithm("fedavg"))
     network = Network(up_mbps=8, down_mbps=80, latency_ms=500, slowdown=10)
-    (method,) = compare(read_runs([tmp_path]), network=network).methods
+    (method,) = compare(find_runs([tmp_path]), network=network).methods
     seconds = 2 * 0.5 + 1 + 0.1 + 10 * 0.1  # latency twice, a megabyte up and down, ten times a tenth of a second
     assert method.seconds[-1] == pytest.approx(30 * seconds)
-    slow = compare(read_runs([tmp_path]), network=network.model_copy(update={"straggle": 1.0})).methods[0]
+    slow = compare(find_runs([tmp_path]), network=network.model_copy(update={"straggle": 1.0})).methods[0]
     spread = [np.exp(keyed_rng(0, "network", t, 0).standard_normal()) for t in range(1, 31)]
     assert slow.seconds[-1] == pytest.approx(30 * (seconds - 1) + sum(spread))
 
@@ -236,7 +237,7 @@ def three(tmp_path: Path) -> Comparison:
     for name, title, final in ("a", "fedavg", 0.5), ("b", "ghbm", 0.9), ("c", "fedhbm", 0.7):
         write_run(tmp_path / name, [final] * 30, 10, final, **algorithm(title))
     write_run(tmp_path / "d", [0.1] * 30, 10, None, status="diverged", **algorithm("fedcm"))
-    return compare(read_runs([tmp_path]))
+    return compare(find_runs([tmp_path]))
 
 
 def test_the_best_is_bold_and_the_second_underlined(three: Comparison) -> None:
@@ -268,14 +269,14 @@ def test_the_baseline_reaches_its_own_final_accuracy_in_short_runs_too(tmp_path:
         curve = [0.1 + 0.7 * t / rounds for t in range(1, rounds + 1)]
         last = curve[-(rounds // 3) :]
         write_run(tmp_path / str(rounds), curve, 10, statistics.fmean(last), **algorithm("fedavg"))
-        (row,) = compare(read_runs([tmp_path / str(rounds)])).rows()
+        (row,) = compare(find_runs([tmp_path / str(rounds)])).rows()
         assert row["rounds_to_target"] == rounds
 
 
 def test_a_method_that_diverged_costs_all_rounds_of_the_spec(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5] * 100, 10, 0.5, **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.9] * 30, 30, None, status="diverged", rounds=100, **algorithm("mimemom"))
-    _, row = compare(read_runs([tmp_path])).rows()
+    _, row = compare(find_runs([tmp_path])).rows()
     assert row["rounds_to_target"] is None
     assert row["rounds_to_target_seeds"] == [None]
     assert row["cost"]["share"] == 1.0
@@ -287,14 +288,14 @@ def test_a_method_that_diverged_costs_all_rounds_of_the_spec(tmp_path: Path) -> 
 def test_of_two_runs_of_the_same_seed_the_finished_one_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5] * 2, 1, None, status="interrupted", **algorithm("fedavg"))
     write_run(tmp_path / "b", [0.5] * 2, 1, 0.5, **algorithm("fedavg"))
-    (row,) = compare(read_runs([tmp_path])).rows()
+    (row,) = compare(find_runs([tmp_path])).rows()
     assert row["status"] == "finished"
 
 
 def test_savings_in_both_tables_agree_for_a_numeric_target(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [t / 100 for t in range(1, 101)], 10, 0.9, **algorithm("fedavg"))
     write_run(tmp_path / "b", [min(1.0, t / 50) for t in range(1, 101)], 10, 1.0, **algorithm("ghbm"))
-    base, other = compare(read_runs([tmp_path]), target=0.4).rows()
+    base, other = compare(find_runs([tmp_path]), target=0.4).rows()
     assert base["cost"]["share"] == base["rounds_to_target"] / 100
     assert base["cost"]["bytes_saved"] == 0
     assert other["cost"]["bytes_saved"] == pytest.approx(other["bytes_saved"])
@@ -304,7 +305,7 @@ def test_each_setting_is_a_table_and_its_fields_are_columns_of_the_csv(tmp_path:
     for alpha in (0.0, 10.0):
         for name in ("fedavg", "ghbm"):
             write_run(tmp_path / f"{name}{alpha}", [0.5], 1, 0.5, data={"alpha": alpha}, **algorithm(name))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     sheets = results(comparison)
     assert [sheet.title for sheet in sheets] == ["digits, mlp: data.alpha = 0.0", "digits, mlp: data.alpha = 10.0"]
     assert [[row[0] for row in sheet.rows] for sheet in sheets] == [["FedAvg", "GHBM"]] * 2
@@ -320,7 +321,7 @@ def tuned(tmp_path: Path) -> Comparison:
     """Three methods, one of which has another learning rate."""
     for name, lr in ("fedavg", 0.5), ("fedprox", 0.5), ("ghbm", 0.1):
         write_run(tmp_path / name, [0.5] * 3, 1, 0.5, local={"lr": lr}, server={"lr": 1.0}, **algorithm(name))
-    return compare(read_runs([tmp_path]))
+    return compare(find_runs([tmp_path]))
 
 
 def test_fields_that_differ_between_methods_are_noted(tuned: Comparison) -> None:
@@ -346,7 +347,7 @@ def test_fields_that_every_label_names_are_not_noted(tmp_path: Path) -> None:
             write_run(
                 tmp_path / f"{name}{lr}", [0.5] * 3, 1, 0.5, local={"lr": lr}, server={"lr": 1.0}, **algorithm(name)
             )
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert "FedAvg local.lr=0.1" in [method.label for method in comparison.methods]
     assert difference_notes(comparison) == []
 
@@ -356,14 +357,14 @@ def test_engines_with_the_same_arithmetic_are_one_method(tmp_path: Path) -> None
         spec = make_spec({"rounds": 1, "seed": seed, "engine": {"name": asked, "workers": seed + 1}})
         folder = RunFolder.create(tmp_path / str(seed), spec, environment(spec, engine=chosen))
         folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
-    assert [row["seeds"] for row in compare(read_runs([tmp_path])).rows()] == [3]
+    assert [row["seeds"] for row in compare(find_runs([tmp_path])).rows()] == [3]
 
 
 def test_rounds_to_target_are_in_the_order_of_the_seeds(tmp_path: Path) -> None:
     spec = make_spec({"rounds": 40, **algorithm("fedavg")})
     RunFolder.create(tmp_path / "0", spec, environment(spec))  # no round yet
     write_run(tmp_path / "1", [0.5] * 40, 1, 0.5, seed=1, **algorithm("fedavg"))
-    (method,) = compare(read_runs([tmp_path])).methods
+    (method,) = compare(find_runs([tmp_path])).methods
     assert dict(zip(method.seeds, method.reaches_by_seed(0.5), strict=True)) == {0: None, 1: method.window}
     assert method.status == "unfinished"
 
@@ -377,7 +378,7 @@ def write_rounds(path: Path, spec: Spec, **changes: object) -> RunFolder:
 
 def rename(folder: RunFolder, table: str, name: str) -> None:
     """Set a name in spec.toml that a spec could not be made with here."""
-    file = folder.path / "spec.toml"
+    file = as_earlier_version(folder.path) / "spec.toml"
     spec = tomllib.loads(file.read_text())
     spec[table]["sampler" if table == "participation" else "name"] = name
     file.write_text(tomli_w.dumps(spec))
@@ -393,7 +394,7 @@ def test_algorithms_that_cannot_be_imported_differ_by_title_and_class(tmp_path: 
     ]
     for number, changes in enumerate(recorded):
         rename(write_rounds(tmp_path / str(number), spec, **changes), "algorithm", "custom")
-    labels = [method.label for method in compare(read_runs([tmp_path])).methods]
+    labels = [method.label for method in compare(find_runs([tmp_path])).methods]
     assert labels == ["Old", "Other", "User class=__main__.A", "User class=__main__.B"]
 
 
@@ -402,14 +403,14 @@ def test_old_and_new_runs_of_a_named_algorithm_are_one_method(tmp_path: Path) ->
     write_rounds(tmp_path / "0", spec)
     changes = {"algorithm_class": "keel.algorithms.fedavg.FedAvg", "sampler": None, "bit_identical": True}
     write_rounds(tmp_path / "1", make_spec({"rounds": 1, "seed": 1, **algorithm("fedavg")}), **changes)
-    assert [row["seeds"] for row in compare(read_runs([tmp_path])).rows()] == [2]
+    assert [row["seeds"] for row in compare(find_runs([tmp_path])).rows()] == [2]
 
 
 def test_runs_with_different_samplers_are_not_comparable(tmp_path: Path) -> None:
     spec = make_spec({"rounds": 1, **algorithm("fedavg")})
     for number, sampler in enumerate(["Mornings()", "Evenings()"]):
         rename(write_rounds(tmp_path / str(number), spec, sampler=sampler), "participation", "custom")
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert [setting.fields for setting in comparison.settings] == [
         {"participation.sampler": "Mornings()"},
         {"participation.sampler": "Evenings()"},
@@ -424,7 +425,7 @@ def test_a_run_of_a_users_engine_has_a_report_without_that_engine(
         spec = make_spec({"rounds": 1, "seed": seed, **algorithm("fedavg")})
         rename(write_rounds(tmp_path / "runs" / str(seed), spec, engine=engine, **changes), "engine", engine)
     write_rounds(tmp_path / "runs" / "serial", make_spec({"rounds": 1, "seed": 3, **algorithm("fedavg")}))
-    comparison = compare(read_runs([tmp_path / "runs"]), network=Network(up_mbps=1.0))
+    comparison = compare(find_runs([tmp_path / "runs"]), network=Network(up_mbps=1.0))
     assert [method.seeds for method in comparison.methods] == [[0, 2], [1, 3]]
     called = keel("report", tmp_path / "runs", "--network", "up_mbps=1.0")
     assert called.code == 0, called.err

@@ -16,7 +16,8 @@ from keel.report.explanations import explanation
 from keel.report.page import write_charts, write_report
 from keel.report.sections import sections
 from keel.report.tables import client_metrics, csv_text, final_text, markdown, other_metrics, results
-from keel.runs.folder import RunFolder, read_runs
+from keel.runs.finding import find_runs
+from keel.runs.folder import RunFolder
 from keel.units import number
 from tests.conftest import Called, one_line_error
 from tests.report.test_comparison import algorithm, environment, write_run
@@ -72,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def comparison(folder: Path) -> Comparison:
-    return compare(read_runs([folder]))
+    return compare(find_runs([folder]))
 
 
 def test_a_minimised_metric_reaches_its_target_by_falling_to_it(comparison: Comparison) -> None:
@@ -92,7 +93,7 @@ def test_a_minimised_metric_reaches_its_target_by_falling_to_it(comparison: Comp
 def test_the_best_run_of_the_baseline_has_the_lowest_value_of_a_minimised_metric(tmp_path: Path) -> None:
     for name, half, rate in ("slow", 30, 0.1), ("fast", 10, 0.2):
         write_metric_run(tmp_path / name, falling(half), local={"lr": rate}, **algorithm("fedavg"))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert comparison.targets == [falling(10)[-10:].mean()] * 2
 
 
@@ -111,7 +112,7 @@ def test_a_run_without_a_value_says_which_metric_it_lacks(tmp_path: Path) -> Non
     spec = make_spec({})
     RunFolder.create(tmp_path / "a", spec, environment(spec, metric="test_loss", maximize=False))
     with one_line_error("has no test loss yet"):
-        compare(read_runs([tmp_path]))
+        compare(find_runs([tmp_path]))
 
 
 def test_numbers_that_keel_does_not_know_are_columns(comparison: Comparison) -> None:
@@ -131,7 +132,7 @@ def test_numbers_that_keel_does_not_know_are_columns(comparison: Comparison) -> 
 
 def test_accuracy_is_an_other_metric_where_it_is_not_the_primary_one(tmp_path: Path) -> None:
     write_metric_run(tmp_path / "a", np.full(20, 0.5), "f1_score", True, lambda t: {"accuracy": 0.25})
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert other_metrics(comparison)[0].rows == [["GHBM", "25.0 %"]]
     assert comparison.rows()[0]["accuracy_mean"] == 0.25
     assert results(comparison)[0].rows[0][1] == "50.0 %"
@@ -174,7 +175,7 @@ def test_other_numbers_and_clients_have_charts(comparison: Comparison, tmp_path:
 
 def test_test_loss_as_the_primary_metric_is_shown_once(tmp_path: Path) -> None:
     write_metric_run(tmp_path / "a", falling(10), "test_loss")
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     charts = sections(comparison)[0].charts()
     assert {name for name in charts if "loss-over" in name} == {
         f"test_loss-over-{over}" for over in ("rounds", "bytes", "time")
@@ -185,7 +186,7 @@ def test_test_loss_as_the_primary_metric_is_shown_once(tmp_path: Path) -> None:
 def test_runs_with_different_metrics_are_different_settings(tmp_path: Path) -> None:
     write_metric_run(tmp_path / "a", falling(10), **algorithm("fedavg"))
     write_metric_run(tmp_path / "b", falling(10), "mae", **algorithm("ghbm"))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert [setting.title for setting in comparison.settings] == [
         "digits, mlp: metric = rmse",
         "digits, mlp: metric = mae",
@@ -194,14 +195,14 @@ def test_runs_with_different_metrics_are_different_settings(tmp_path: Path) -> N
     assert [row["metric"] for row in csv.DictReader(csv_text(comparison).splitlines())] == ["rmse", "mae"]
     assert explanation(comparison).startswith("RMSE and MAE: average")
     with one_line_error("--target must name an algorithm for runs with different metrics (MAE, RMSE"):
-        compare(read_runs([tmp_path]), target=12.0)
+        compare(find_runs([tmp_path]), target=12.0)
     write_report(comparison, tmp_path / "report.html")
 
 
 def test_old_and_new_runs_by_accuracy_are_one_method(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5] * 20, 10, 0.5, evaluation={"every": 1, "last": 10}, **algorithm("fedavg"))
     write_metric_run(tmp_path / "b", np.full(20, 0.5), "accuracy", True, seed=1, **algorithm("fedavg"))
-    assert [row["seeds"] for row in compare(read_runs([tmp_path])).rows()] == [2]
+    assert [row["seeds"] for row in compare(find_runs([tmp_path])).rows()] == [2]
 
 
 @pytest.mark.parametrize("target", ["20", "0.8", "-1"])

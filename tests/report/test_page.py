@@ -1,6 +1,5 @@
 """The report page in a browser, if there is one, and its charts as files."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +16,11 @@ from keel.report.comparison import Comparison, compare
 from keel.report.page import write_charts, write_report
 from keel.report.sections import sections
 from keel.report.tables import change
-from keel.runs.folder import RunFolder, read_runs
+from keel.runs.finding import find_runs
+from keel.runs.folder import RunFolder
+from keel.runs.sealed import seal
 from keel.units import duration, percent, size
+from tests.conftest import as_earlier_version
 from tests.report.test_comparison import algorithm, environment, write_run
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>${1}{{2}}"
@@ -58,8 +60,8 @@ def write_full_run(path: Path, accuracy: np.ndarray, title: str | None = None, *
         }
         for t, value in enumerate(accuracy.tolist(), start=1)
     ]
-    folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder.timings.write_text("".join(json.dumps({"round": r["round"], "seconds": 0.1}) + "\n" for r in records))
+    folder.metrics.write_bytes(b"".join(map(seal, records)))
+    folder.timings.write_bytes(b"".join(seal({"round": record["round"], "seconds": 0.1}) for record in records))
     folder.finish({"status": "finished", "accuracy": float(accuracy[-20:].mean())})
     return folder
 
@@ -77,7 +79,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         write_full_run(folder / f"a{seed}", rising(40, seed=seed), seed=seed, **algorithm("fedavg"))
         write_full_run(folder / f"b{seed}", rising(20, seed=9 + seed), HOSTILE, seed=seed, **algorithm("ghbm", tau=5))
         write_full_run(folder / f"c{seed}", rising(30, seed=5 + seed), seed=seed, **algorithm("fedhbm"))
-    return compare(read_runs([folder]))
+    return compare(find_runs([folder]))
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +278,7 @@ def test_a_hundred_runs_open(browser: Any, tmp_path: Path) -> None:
         write_full_run(tmp_path / f"runs/{tau}", rising(300 - tau, 400, seed=tau), **algorithm("ghbm", tau=tau))
     write_full_run(tmp_path / "runs/0", rising(300, 400), **algorithm("fedavg"))
     path = tmp_path / "report.html"
-    write_report(compare(read_runs([tmp_path / "runs"])), path)
+    write_report(compare(find_runs([tmp_path / "runs"])), path)
     assert path.stat().st_size < 5_000_000
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(path.as_uri())
@@ -301,21 +303,21 @@ def test_the_commands_repeat_the_runs(tmp_path: Path) -> None:
     ]
     for number, table in enumerate(tables):
         write_full_run(tmp_path / str(number), rising(20), **table)
-    for part in sections(compare(read_runs([tmp_path]))):
+    for part in sections(compare(find_runs([tmp_path]))):
         for method, commands in zip(part.methods, part.commands, strict=True):
-            for folder, (seed, command, requirement) in zip(method.folders, commands, strict=True):
+            for run, (seed, command, requirement) in zip(method.runs, commands, strict=True):
                 words = shlex.split(" ".join(command))
                 assert words[:6] == ["keel", "run", "--algorithm", method.algorithm, "--seed", str(seed)]
                 given = [after for word, after in pairwise(words) if word == "--set"]
                 fixed = [f"algorithm.name={method.algorithm}", f"seed={seed}"]
-                assert make_spec(override({}, [*fixed, *given])).experiment == folder.spec.experiment
+                assert make_spec(override({}, [*fixed, *given])).experiment == RunFolder(run.path).spec.experiment
                 assert len(given) < 7  # defaults are left out
                 assert requirement == ""
 
 
 def test_a_run_that_no_command_can_repeat_says_what_it_requires(tmp_path: Path) -> None:
     folder = write_full_run(tmp_path / "a", rising(20), **algorithm("ghbm"))
-    spec = folder.path / "spec.toml"
+    spec = as_earlier_version(folder.path) / "spec.toml"
     whole = spec.read_text()
     spec.write_text(whole.replace('name = "ghbm"', 'name = "antigravity:Surprise"'))
     [[(_, command, requirement)]] = sections(compare([folder]))[0].commands
@@ -333,7 +335,7 @@ def test_a_run_that_no_command_can_repeat_says_what_it_requires(tmp_path: Path) 
 @pytest.mark.parametrize(("field", "builtin"), [("sampler", "uniform"), ("name", "auto")], ids=["sampler", "engine"])
 def test_the_command_of_a_users_sampler_or_engine_names_its_module(tmp_path: Path, field: str, builtin: str) -> None:
     folder = write_full_run(tmp_path / "a", rising(20), **algorithm("ghbm"))
-    spec = folder.path / "spec.toml"
+    spec = as_earlier_version(folder.path) / "spec.toml"
     spec.write_text(spec.read_text().replace(f'{field} = "{builtin}"', f'{field} = "antigravity:Surprise"'))
     [[(_, command, requirement)]] = sections(compare([folder]))[0].commands
     assert any(word.endswith(f"{field}=antigravity:Surprise") for word in command)
@@ -347,7 +349,7 @@ def test_each_setting_is_a_section_with_its_target_and_short_labels(tmp_path: Pa
             write_full_run(
                 tmp_path / f"{name}{alpha}", rising(20 + 9 * alpha), **algorithm(name), data={"alpha": alpha}
             )
-    parts = sections(compare(read_runs([tmp_path])))
+    parts = sections(compare(find_runs([tmp_path])))
     assert [part.setting.fields for part in parts] == [{"data.alpha": 0.0}, {"data.alpha": 0.5}]
     assert [part.labels for part in parts] == [["FedAvg", "GHBM"]] * 2
     assert parts[0].target != parts[1].target
@@ -355,14 +357,14 @@ def test_each_setting_is_a_section_with_its_target_and_short_labels(tmp_path: Pa
 
 def test_thin_curves_keep_their_last_round(tmp_path: Path) -> None:
     write_full_run(tmp_path / "a", rising(20, 1001), **algorithm("fedavg"))
-    (part,) = sections(compare(read_runs([tmp_path])))
+    (part,) = sections(compare(find_runs([tmp_path])))
     assert len(part.curves[0]["rounds"]) == 400
     assert part.curves[0]["rounds"][-1] == 1001
 
 
 def test_rounds_are_grouped_in_the_participation_chart(tmp_path: Path) -> None:
     write_full_run(tmp_path / "a", rising(20, 240), **algorithm("fedavg"))
-    (part,) = sections(compare(read_runs([tmp_path])))
+    (part,) = sections(compare(find_runs([tmp_path])))
     rows = part.rows("participation")
     assert {row["round_end"] - row["round"] for row in rows} == {2}
     assert sum(row["times"] for row in rows) == 240
@@ -372,7 +374,7 @@ def test_a_run_without_loss_classes_or_drift_has_a_report(tmp_path: Path) -> Non
     spec = make_spec({"rounds": 1})
     folder = RunFolder.create(tmp_path / "a", spec, environment(spec))
     folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     write_report(comparison, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "<h3>Participation" in page
@@ -383,7 +385,7 @@ def test_a_setting_without_evaluations_does_not_hide_the_others(tmp_path: Path) 
     write_full_run(tmp_path / "a", rising(20), **algorithm("fedavg"))
     spec = make_spec({"rounds": 7})
     RunFolder.create(tmp_path / "b", spec, environment(spec))
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     write_report(comparison, tmp_path / "report.html")
     write_charts(comparison, tmp_path / "charts", ["svg"])
     assert (tmp_path / "charts/setting-1/accuracy-over-rounds.svg").is_file()
@@ -405,7 +407,7 @@ def test_a_run_that_diverged_before_its_first_evaluation_does_not_hide_the_other
     write_run(tmp_path / "b", [0.6] * 40, 1, 0.6, **algorithm("ghbm"))
     spec = make_spec({"rounds": 40, "seed": 1, **algorithm("ghbm")})
     RunFolder.create(tmp_path / "c", spec, environment(spec)).finish({"status": "diverged", "accuracy": None})
-    comparison = compare(read_runs([tmp_path]))
+    comparison = compare(find_runs([tmp_path]))
     assert [row["status"] for row in comparison.rows()] == ["finished", "diverged"]
     assert comparison.rows()[1]["rounds_to_target"] is None
     write_report(comparison, tmp_path / "report.html")
@@ -416,15 +418,34 @@ def test_a_report_changes_nothing_in_run_folders(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a", spec, environment(spec))
     folder.append({"round": 1, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5}, 0.1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    write_report(compare(read_runs([tmp_path])), tmp_path.parent / "report.html")
+    write_report(compare(find_runs([tmp_path])), tmp_path.parent / "report.html")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_fields_that_differ_are_on_the_page_and_in_the_notebook(tmp_path: Path) -> None:
     for name, lr in ("fedavg", 0.5), ("fedprox", 0.5), ("ghbm", 0.1):
         write_full_run(tmp_path / "runs" / name, rising(20), local={"lr": lr}, server={"lr": 1.0}, **algorithm(name))
-    tuned = compare(read_runs([tmp_path / "runs"]))
+    tuned = compare(find_runs([tmp_path / "runs"]))
     write_report(tuned, tmp_path / "report.html")
     note = "local.lr differs: 0.5 (FedAvg, FedProx), 0.1 (GHBM)"
     assert note in (tmp_path / "report.html").read_text()
     assert note in tuned._repr_html_()
+
+
+def test_the_page_runs_its_own_script_alone(browser: Any, report: Path) -> None:
+    page = browser.new_page()
+    violations: list[str] = []
+    page.on("console", lambda message: violations.append(message.text))
+    page.goto(report.as_uri())
+    assert page.query_selector_all("[onclick], [onload], [onerror], [oninput], [onchange]") == []
+    page.evaluate(
+        """() => {
+          document.body.insertAdjacentHTML("beforeend", "<img src='x:' onerror='document.title = 1'>");
+          const script = Object.assign(document.createElement("script"), { textContent: "document.title = 2" });
+          document.body.append(script);
+        }"""
+    )
+    page.wait_for_timeout(100)
+    assert page.title() not in ("1", "2")
+    assert sum("Content Security Policy" in text for text in violations) >= 2
+    page.close()

@@ -6,7 +6,7 @@ A chart names its data set (ROWS) and contains no data: the page fills in what t
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
+from keel.report.altair_adapter import alt
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 """The version of Vega-Lite that Altair writes, and that the page draws."""

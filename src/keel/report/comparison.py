@@ -1,7 +1,7 @@
 """A comparison of methods: settings, targets, and the rows of the results table."""
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Hashable
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ from keel.config.overrides import flatten
 from keel.config.schema import CUSTOM
 from keel.core.records import COMPLETE, PrimaryMetric
 from keel.errors import KeelError, unknown_name
-from keel.report.loading import distinguishing_fields, labels_of, load_methods, shared_fields
-from keel.report.method import Method, Table
+from keel.report.loaded_run import LoadedRun, Skipped, Table, load_run, load_runs
+from keel.report.loading import distinguishing_fields, labels_of, load_methods, varied_fields
+from keel.report.method import Method
 from keel.report.significance import Difference, paired_difference
 from keel.report.target import cost, saving
 from keel.runs.folder import RunFolder
@@ -61,6 +62,8 @@ class Comparison:
     """The name or the title of the algorithm with which the others are compared."""
     target: float | None = None
     """The target of all methods, if it is a number."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """Runs that were left out because they cannot be read, each with its `path` and `reason`."""
 
     def __repr__(self) -> str:
         return f"<keel.Comparison: {', '.join(method.label for method in self.methods)}; {len(self.paths)} runs>"
@@ -68,7 +71,7 @@ class Comparison:
     @property
     def paths(self) -> list[Path]:
         """The folders of all runs."""
-        return [folder.path for method in self.methods for folder in method.folders]
+        return [run.path for method in self.methods for run in method.runs]
 
     @property
     def evaluated(self) -> bool:
@@ -77,8 +80,16 @@ class Comparison:
 
     def baseline_of(self, method: Method) -> Method | None:
         """Return the best run of the baseline in the setting of `method`, or None."""
-        candidates = [m for m in self.methods if self.baseline in m.names and m.comparable(method)]
-        return max(candidates, key=lambda m: m.score, default=None)
+        return self._baselines.get(method.setting_key)
+
+    @cached_property
+    def _baselines(self) -> dict[Hashable, Method]:
+        """The best run of the baseline in each setting that has one."""
+        best: dict[Hashable, Method] = {}
+        for method in self.methods:
+            if self.baseline in method.names:
+                best[method.setting_key] = max(best.get(method.setting_key, method), method, key=lambda m: m.score)
+        return best
 
     @property
     def metrics(self) -> list[PrimaryMetric]:
@@ -93,35 +104,27 @@ class Comparison:
     @cached_property
     def settings(self) -> list[Setting]:
         """The groups of comparable methods, in the order of their first method."""
-        groups: list[list[int]] = []
+        by_key: dict[Hashable, list[int]] = {}
         for index, method in enumerate(self.methods):
-            group = next((group for group in groups if self.methods[group[0]].comparable(method)), None)
-            if group is None:
-                groups.append([index])
-            else:
-                group.append(index)
+            by_key.setdefault(method.setting_key, []).append(index)
+        groups = list(by_key.values())
         tables = [flatten(self.methods[group[0]].setting) for group in groups]
-        return [self._setting(group, table, tables) for group, table in zip(groups, tables, strict=True)]
+        varied = {field for field in varied_fields(tables) if field not in ("data.name", "model.name", "task")}
+        return [self._setting(group, table, varied) for group, table in zip(groups, tables, strict=True)]
 
-    def _setting(self, indices: list[int], table: Table, tables: list[Table]) -> Setting:
-        in_heading = ("data.name", "model.name", "task")
-        folders = [self.methods[index].folders[0] for index in indices]
+    def _setting(self, indices: list[int], table: Table, varied: set[str]) -> Setting:
+        runs = [self.methods[index].runs[0] for index in indices]
         labels = [self.methods[index].label for index in indices]
-        if len(tables) > 1:  # the title of the setting names what its methods have in common
-            labels = labels_of(folders)
-        return Setting(
-            _heading(folders[0], table),
-            {k: v for k, v in table.items() if k not in in_heading and any(other.get(k) != v for other in tables)},
-            indices,
-            labels,
-            differing_fields(folders),
-        )
+        if len(indices) < len(self.methods):  # the title of the setting names what its methods have in common
+            labels = labels_of(runs)
+        fields = {key: value for key, value in table.items() if key in varied}
+        return Setting(_heading(runs[0], table), fields, indices, labels, differing_fields(runs))
 
     @cached_property
     def varied(self) -> list[str]:
         """The fields that distinguish settings, or methods of the same algorithm."""
         tables = [{k: v for k, v in setting.fields.items() if k != "metric"} for setting in self.settings]
-        tables += distinguishing_fields([method.folders[0] for method in self.methods])
+        tables += distinguishing_fields([method.runs[0] for method in self.methods])
         return list(dict.fromkeys(key for table in tables for key in table))
 
     @cached_property
@@ -134,6 +137,10 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the results table, one row per method: what `keel compare --json` prints."""
+        return [dict(row) for row in self._rows]
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
         differing: dict[int, Table] = {}
         for setting in self.settings:
             for column, index in enumerate(setting.indices):
@@ -167,12 +174,12 @@ class Comparison:
 
     def ranks(self) -> list[int | None]:
         """Return the rank of each method in its setting, from 1; None for one that did not finish."""
-        return [
-            None
-            if method.value_mean is None
-            else 1 + sum(m.score > method.score for m in self.methods if m.comparable(method))
-            for method in self.methods
-        ]
+        ranks: list[int | None] = [None] * len(self.methods)
+        for setting in self.settings:
+            scores = [self.methods[index].score for index in setting.indices]
+            for index, rank in zip(setting.indices, ranks_of(scores), strict=True):
+                ranks[index] = None if self.methods[index].value_mean is None else rank
+        return ranks
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -181,13 +188,13 @@ class Comparison:
         return comparison_html(self)
 
     def _row(self, method: Method, target: float | None, differing: Table) -> dict[str, Any]:
-        baseline, metric = self.baseline_of(method), method.primary.name
+        baseline, metric, fields = self.baseline_of(method), method.primary.name, flatten(method.table)
         spent = method.reaches(target) if target is not None else None
         reference = baseline.reaches(target) if baseline and target is not None else None
         row = {
             "algorithm": method.algorithm,
             "label": method.label,
-            "fields": {key: flatten(method.table).get(key) for key in self.varied},
+            "fields": {key: fields.get(key) for key in self.varied},
             "differing": differing,
             "seeds": len(method.seeds),
             "status": method.status,
@@ -227,27 +234,32 @@ def _difference(method: Method, baseline: Method | None) -> Difference | None:
     return difference if difference is not None and difference.measured else None
 
 
-def differing_fields(folders: list[RunFolder]) -> dict[str, list[Any]]:
+def ranks_of(scores: list[float]) -> list[int]:
+    """Return the rank of each score, from 1 for the largest; equal scores have the same rank."""
+    ordered = sorted(scores, reverse=True)
+    first = {score: place for place, score in reversed(list(enumerate(ordered, start=1)))}
+    return [first[score] for score in scores]
+
+
+def differing_fields(runs: list[LoadedRun]) -> dict[str, list[Any]]:
     """Return the fields in which these runs differ, with the value of each run; see `Setting.differing`."""
-    tables = [flatten({k: v for k, v in shared_fields(folder).items() if k != "algorithm"}) for folder in folders]
-    in_labels = distinguishing_fields(folders)
-    fields = dict.fromkeys(field for table in tables for field in table)
+    tables = [flatten({k: v for k, v in run.shared.items() if k != "algorithm"}) for run in runs]
+    in_labels = distinguishing_fields(runs)
     return {
         field: [table.get(field) for table in tables]
-        for field in fields
-        if any(table.get(field) != tables[0].get(field) for table in tables)
-        and not all(field in label for label in in_labels)
+        for field in varied_fields(tables)
+        if not all(field in label for label in in_labels)
     }
 
 
-def _heading(folder: RunFolder, table: Table) -> str:
+def _heading(run: LoadedRun, table: Table) -> str:
     """The names of the data set and of the model; of objects that were passed in Python, what is recorded of them."""
     data, model = table["data.name"], table["model.name"]
     if data == CUSTOM:
-        recorded = (folder.client_statistics or {}).get("name", CUSTOM)
+        recorded = (run.client_statistics or {}).get("name", CUSTOM)
         data = "own data" if recorded == CUSTOM else recorded
     if model == CUSTOM:
-        model = "own model" if folder.model is None else folder.model.class_name
+        model = "own model" if run.model_class is None else run.model_class
     return f"{data}, {model}"
 
 
@@ -257,6 +269,7 @@ def compare(
     target: float | None = None,
     network: Network | None = None,
     require_evaluation: bool = True,
+    skip_damaged: bool = False,
 ) -> Comparison:
     """Compare the runs in these folders; the baseline is FedAvg unless another algorithm is named.
 
@@ -264,11 +277,18 @@ def compare(
 
     Args:
         require_evaluation: Refuse runs none of which was evaluated, because there is nothing to draw.
+        skip_damaged: Leave out runs that cannot be read and list them in `skipped`; otherwise they are refused.
+
+    Raises:
+        KeelError: A run cannot be read (with `skip_damaged`: none can), or an argument is not valid.
     """
-    comparison = Comparison(load_methods(folders, network), baseline or "fedavg", target)
+    runs, skipped = load_runs(folders) if skip_damaged else ([load_run(folder) for folder in folders], [])
+    if not runs:
+        raise KeelError(f"no run can be read; {len(skipped)} skipped, the first is {skipped[0]}")
+    comparison = Comparison(load_methods(runs, network), baseline or "fedavg", target, skipped)
     if require_evaluation and not comparison.evaluated:
         metric = comparison.methods[0].primary.label
-        raise KeelError(f"run {str(folders[0].path)!r} has no {metric} yet; report on runs with an evaluation")
+        raise KeelError(f"run {str(runs[0].path)!r} has no {metric} yet; report on runs with an evaluation")
     names = {name for method in comparison.methods for name in method.names}
     if baseline is not None and baseline not in names:
         raise unknown_name("--target", baseline, names)

@@ -1,5 +1,6 @@
 """A method of a comparison: the runs that differ only in the seed, with their statistics over seeds."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -9,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from keel.core.records import PrimaryMetric
+from keel.report.loaded_run import LoadedRun, Table
 from keel.report.recorded import Series
 from keel.report.significance import half_width
 from keel.report.target import WINDOW, Spent, first_reached, smoothed
-from keel.runs.folder import RunFolder
-
-Table = dict[str, Any]
-"""A resolved spec, as read from spec.toml."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Method:
     label: str
     table: Table
     shared: Table
-    """The fields that its runs share, see `keel.report.loading.shared_fields`."""
+    """The fields that its runs share, see `LoadedRun.shared`."""
     primary: PrimaryMetric
     task: tuple[Any, ...]
     """Fingerprint of the data, the model and the loss: specs may be equal where these were passed in Python."""
@@ -53,8 +51,8 @@ class Method:
     clients: dict[str, Series]
     """Statistics of the primary metric over clients, where they were recorded."""
     status: str
-    folders: list[RunFolder]
-    """Run folders, in the order of `seeds`."""
+    runs: list[LoadedRun]
+    """The runs, in the order of `seeds`."""
 
     @property
     def algorithm(self) -> str:
@@ -63,7 +61,7 @@ class Method:
     @property
     def names(self) -> tuple[str, str]:
         """What a baseline may be called: the algorithm's name in the spec, and the title of the runs."""
-        return self.algorithm, self.folders[0].title
+        return self.algorithm, self.runs[0].title
 
     @property
     def setting(self) -> Table:
@@ -78,24 +76,26 @@ class Method:
             "metric": self.primary.name,
         }
 
-    def comparable(self, other: "Method") -> bool:
-        return self.setting == other.setting
+    @cached_property
+    def setting_key(self) -> Hashable:
+        """The setting as a key of a dictionary: methods are comparable if their keys are equal."""
+        return _hashable(self.setting)
 
     @property
     def window(self) -> int:
         """Rounds over which the primary metric is averaged before it is compared with a target."""
         return min(WINDOW, self.table["evaluation"]["last"])
 
-    @property
+    @cached_property
     def value_mean(self) -> float | None:
         return fmean(self.final) if self.final else None
 
-    @property
+    @cached_property
     def score(self) -> float:
         """The final value, larger the better; -inf if there is none."""
         return -inf if self.value_mean is None else self._sign * self.value_mean
 
-    @property
+    @cached_property
     def value_std(self) -> float | None:
         """Sample standard deviation over seeds; None for a single seed."""
         return stdev(self.final) if self.final and len(self.final) > 1 else None
@@ -149,3 +149,10 @@ class Method:
 
     def _spent(self, column: int) -> Spent:
         return Spent(int(self.rounds[column]), int(self.bytes[column]), float(self.seconds[column]))
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return tables and lists as sets and tuples."""
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(each)) for key, each in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value

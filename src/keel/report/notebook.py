@@ -3,14 +3,13 @@
 The chart uses the text colour of the notebook, so that it is readable in light and dark themes.
 """
 
-import vl_convert
 from jinja2 import Environment
 from markupsafe import Markup
 
 from keel.core.records import Summary, final_value, last_value, primary_metric
 from keel.errors import KeelError
-from keel.report.charts import VEGA_LITE
 from keel.report.comparison import Comparison, compare
+from keel.report.drawing import CannotDraw, draw
 from keel.report.explanations import difference_notes, explanation
 from keel.report.sections import sections
 from keel.report.tables import Sheet, results
@@ -31,8 +30,13 @@ _PAGE = Environment(autoescape=True).from_string(
 
 def comparison_html(comparison: Comparison) -> str:
     """Return the HTML of a comparison: curves, results table and notes."""
-    notes = [*difference_notes(comparison), explanation(comparison)]
-    chart = _chart(comparison) if comparison.evaluated else Markup("")
+    notes = [*difference_notes(comparison), explanation(comparison), *(f"Skipped {run}" for run in comparison.skipped)]
+    chart = Markup("")
+    if comparison.evaluated:
+        try:
+            chart = _chart(comparison)
+        except CannotDraw as error:
+            notes.append(str(error))
     return _PAGE.render(chart=chart, sheets=results(comparison), notes=notes)
 
 
@@ -64,7 +68,7 @@ def run_html(folder: RunFolder, summary: Summary) -> str:
 
 def _chart(comparison: Comparison) -> Markup:
     """Return the curves of the primary metric as SVG, one chart per setting; names in it are escaped."""
-    images = []
+    charts = []
     for part in sections(comparison):
         name = f"{part.primary.name}-over-rounds"
         chart = (
@@ -75,5 +79,5 @@ def _chart(comparison: Comparison) -> Markup:
             .configure_axis(labelColor=_INK, titleColor=_INK, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE)
             .configure_legend(labelColor=_INK, orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1)
         )
-        images.append(vl_convert.vegalite_to_svg(part.filled(name, chart), vl_version=VEGA_LITE))
-    return Markup("\n".join(images))
+        charts.append((part.filled(name, chart), "svg"))
+    return Markup("\n".join(image.decode() for image in draw(charts)))

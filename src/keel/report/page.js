@@ -1,10 +1,12 @@
 // The script of the report: draws the charts of a setting when they come into view, and computes the table for the
 // target that the reader selects. Text from runs is only ever inserted as text, never as HTML.
 const { paper, sections } = JSON.parse(document.getElementById("data").textContent);
+const safe = { actions: false, ast: true };  // interprets expressions: the page's policy forbids to compile them
 const MAX_ROWS = 8000;  // per chart: curves of many methods are thinned further
 
 // Rounds half to even, as Python does.
 const fixed = (value, digits) => {
+  if (Math.abs(value) >= 1e20) return value.toExponential(3);
   const [whole, rest] = value.toFixed(20).split(".");
   if (!/^50*$/.test(rest.slice(digits))) return value.toFixed(digits);
   const cut = digits ? `${whole}.${rest.slice(0, digits)}` : whole;
@@ -149,11 +151,11 @@ class Setting {
   // The points of the selected methods: a quantity of their columns over another column.
   points(source, what, over) {
     const { labels } = this.data;
-    const present = this.selected.filter(i => what in source[i]);
+    const present = this.selected.filter(i => what in (source[i].series ?? {}));
     const all = present.reduce((sum, i) => sum + source[i][over].length, 0);
     const stride = Math.ceil(all / MAX_ROWS);
     return present.flatMap(i => {
-      const { [over]: xs, [what]: { mean, low = mean, high = mean } } = source[i];
+      const { [over]: xs, series: { [what]: { mean, low = mean, high = mean } } } = source[i];
       return xs.map((x, k) => ({ method: labels[i], x, mean: mean[k], low: low[k], high: high[k] }))
         .filter((row, k) => row.mean !== null && (k % stride === 0 || k === xs.length - 1));
     });
@@ -221,8 +223,12 @@ class Setting {
       element.textContent = "The selected methods have no values for this chart.";
       return;
     }
+    if (typeof vegaEmbed === "undefined") {
+      element.textContent = "This page has no charts; open Values for the numbers.";
+      return;
+    }
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const options = { actions: false, renderer: "canvas", tooltip: { theme: dark ? "dark" : "light" } };
+    const options = { ...safe, renderer: "canvas", tooltip: { theme: dark ? "dark" : "light" } };
     this.views.set(element, await vegaEmbed(element, spec, options));
   }
 
@@ -292,7 +298,7 @@ class Setting {
   async save(button) {
     const element = button.closest("figure").querySelector(".chart");
     const spec = { ...this.specification(element, paper), width: 640 };
-    const { view, finalize } = await vegaEmbed(document.createElement("div"), spec, { actions: false });
+    const { view, finalize } = await vegaEmbed(document.createElement("div"), spec, safe);
     const link = document.createElement("a");
     link.href = await view.toImageURL(button.value, 2);
     link.download = `${this.name(element)}.${button.value}`;

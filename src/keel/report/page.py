@@ -2,18 +2,21 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from markupsafe import Markup
 
-from keel.report.charts import PAPER, VEGA_LITE, colours, dashes
-from keel.report.comparison import Comparison
+from keel.report.charts import PAPER, colours, dashes
+from keel.report.comparison import Comparison, ranks_of
+from keel.report.drawing import CannotDraw, browser_script, draw
 from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
 from keel.report.sections import SHOWN, Rows, Section, sections
@@ -25,16 +28,39 @@ STEPS = 100
 """Minimum number of steps of the slider."""
 
 
-def write_report(comparison: Comparison, path: Path) -> None:
-    """Write the tables and charts of all settings as one HTML file without external resources."""
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_text("report.html.j2"))
+def write_report(comparison: Comparison, path: Path) -> str | None:
+    """Write the tables and charts of all settings as one HTML file without external resources.
+
+    Returns:
+        Why the page has no charts; None if it has them.
+    """
+    try:
+        vega, problem = browser_script(), None
+    except CannotDraw as error:
+        vega, problem = "", str(error)
+    page = page_html(comparison, vega, problem)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, [page.encode()])  # a full disk must not destroy an earlier page
+    return problem
+
+
+def page_html(comparison: Comparison, vega: str, problem: str | None = None) -> str:
+    """Return the page.
+
+    Args:
+        comparison: What the page is about.
+        vega: The script that draws charts in a browser.
+        problem: Why there is no such script.
+    """
     parts = sections(comparison)
     data = [_data(part) for part in parts]
     rows = {id(method): row for method, row in zip(comparison.methods, comparison.rows(), strict=True)}
     tables = [method.table for method in comparison.methods]
     seeds = {len(method.seeds) for method in comparison.methods}
     runs = sum(len(method.seeds) for method in comparison.methods)
-    page = template.render(
+    script = f"\n{vega}\n{_text('page.js')}\n"
+    return _template().render(
+        policy=security_policy(script),
         title=" · ".join(sorted({setting.heading for setting in comparison.settings})),
         setting="; ".join(
             [
@@ -49,24 +75,44 @@ def write_report(comparison: Comparison, path: Path) -> None:
             for part, content in zip(parts, data, strict=True)
         ],
         window=comparison.window,
+        skipped=comparison.skipped,
+        problem=problem,
         data=_json({"paper": PAPER, "sections": data}),
-        script=Markup(_text("page.js")),
-        vega=Markup(vl_convert.javascript_bundle(vl_version=VEGA_LITE)),  # type: ignore[call-arg]
+        script=Markup(script),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, [page.encode()])  # a full disk must not destroy an earlier page
+
+
+@cache
+def _template() -> Template:
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_text("report.html.j2"))
+
+
+def security_policy(script: str) -> str:
+    """Return the content-security policy of the page: it runs this script and no other, and loads nothing."""
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 def write_charts(comparison: Comparison, folder: Path, formats: Sequence[str] = ("svg", "pdf", "png")) -> None:
-    """Write each chart in these formats; with several settings, in a folder for each."""
+    """Write each chart in these formats; with several settings, in a folder for each.
+
+    Raises:
+        CannotDraw: Charts cannot be drawn on this machine.
+    """
     parts = sections(comparison)
+    files, charts = [], []
     for number, part in enumerate(parts, start=1):
         target = folder / f"setting-{number}" if len(parts) > 1 else folder
-        target.mkdir(parents=True, exist_ok=True)
         for name, chart in part.charts().items():
             spec = part.filled(name, chart.properties(width=640)) | {"config": PAPER}
-            for suffix in formats:
-                (target / f"{_file_name(name)}.{suffix}").write_bytes(_drawn(spec, suffix))
+            files += [target / f"{_file_name(name)}.{suffix}" for suffix in formats]
+            charts += [(spec, suffix) for suffix in formats]
+    for file, content in zip(files, draw(charts), strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
 
 
 def _file_name(chart: str) -> str:
@@ -74,24 +120,12 @@ def _file_name(chart: str) -> str:
     return re.sub(r"[^\w.-]", "_", chart)
 
 
-def _drawn(spec: dict[str, Any], suffix: str) -> bytes:
-    """Return a chart as a file of this format."""
-    match suffix:
-        case "svg":
-            return vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE).encode()
-        case "pdf":
-            return vl_convert.vegalite_to_pdf(spec, vl_version=VEGA_LITE)
-        case _:
-            return vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=2)
-
-
 def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the template shows of a setting."""
     keys, values = part.differing
     dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
     styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
-    scores = [method.score for method in part.methods]
-    ranks = [isfinite(score) and 1 + sum(other > score for other in scores) for score in scores]
+    ranks = ranks_of([method.score for method in part.methods])
     return {
         "heading": part.setting.heading,
         "description": part.setting.description,
@@ -100,8 +134,8 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
             for order, (index, colour, dash) in enumerate(styles)
         ],
         "rows": [
-            (label, {1: "best", 2: "next"}.get(rank, ""), _cells(row))
-            for label, rank, row in zip(part.labels, ranks, rows, strict=True)
+            (label, {1: "best", 2: "next"}.get(rank, "") if isfinite(method.score) else "", _cells(row))
+            for label, method, rank, row in zip(part.labels, part.methods, ranks, rows, strict=True)
         ],
         "base": None if part.baseline is None else part.labels[part.baseline],
         "metric": part.primary,
@@ -132,7 +166,8 @@ def _slider(part: Section) -> dict[str, float]:
     if part.primary.is_fraction:
         lowest, highest, step, scale = int(1000 * least) / 10, (int(1000 * most) + 1) / 10, 0.1, 100
     else:
-        step, scale = 10.0 ** floor(log10((most - least) / STEPS or abs(most) / STEPS or 1)), 1
+        span = (most - least) / STEPS or abs(most) / STEPS or 1
+        step, scale = 10.0 ** max(-300, floor(log10(span))), 1
         lowest, highest = _rounded(floor(least / step) * step), _rounded(ceil(most / step) * step)
     best = highest if part.primary.maximize else lowest
     value = best if part.target is None else scale * part.target

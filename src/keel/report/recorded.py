@@ -1,19 +1,17 @@
 """Numbers of the records beyond the primary metric: other metrics, keys of observers, and statistics over clients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
 from keel.core.records import Record, is_fraction, metric_label
+from keel.report.loaded_run import Columns, History
 from keel.units import number, percent
 
 CLIENT_STATISTICS = ("mean", "std", "worst_decile", "best_decile", "count", "examples")
 """The primary metric over clients, and how many clients and examples it is over: keys of a record's `clients`."""
-Tables = Mapping[int, Mapping[str, Any]]
-"""What a run recorded, by round."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Series:
         return (percent if self.is_fraction else number)(self.mean, self.std)
 
 
-def other_series(histories: Sequence[Sequence[Record]], primary: str, last: int | None) -> dict[str, Series]:
+def other_series(histories: Sequence[History], primary: str, last: int | None) -> dict[str, Series]:
     """Return the numbers that Keel does not know, by their keys: other metrics and what observers added.
 
     Args:
@@ -61,34 +59,44 @@ def other_series(histories: Sequence[Sequence[Record]], primary: str, last: int 
         last: The first of the rounds over which a final value is averaged; None if a run did not finish.
     """
     known = {primary, *(Record.__annotations__.keys() - {"accuracy"})}
-    names = dict.fromkeys(key for history in histories for record in history for key in record if key not in known)
-    return _all_series(names, [{r["round"]: r for r in history} for history in histories], last)
+    names = dict.fromkeys(key for history in histories for key in history.columns if key not in known)
+    return _all_series(names, [history.columns for history in histories], last)
 
 
-def client_series(histories: Sequence[Sequence[Record]], last: int | None) -> dict[str, Series]:
+def client_series(histories: Sequence[History], last: int | None) -> dict[str, Series]:
     """Return the statistics over clients, by their names; empty if they were not recorded. See `other_series`."""
-    of_clients = [
-        {r["round"]: table for r in history if isinstance(table := r.get("clients"), dict)} for history in histories
-    ]
-    return _all_series(CLIENT_STATISTICS, of_clients, last)
+    return _all_series(CLIENT_STATISTICS, [history.over_clients for history in histories], last)
 
 
-def _all_series(names: Iterable[str], runs: Sequence[Tables], last: int | None) -> dict[str, Series]:
+def common_rounds(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the rounds in which each of these columns has a number."""
+    length = min(map(len, columns), default=0)
+    present = np.ones(length, dtype=bool)
+    for column in columns:
+        present &= ~np.isnan(column[:length])
+    return np.flatnonzero(present) + 1
+
+
+def _all_series(names: Iterable[str], runs: Sequence[Columns], last: int | None) -> dict[str, Series]:
     """Return the series of each name that has numbers."""
     series = {name: _series(name, runs, last) for name in names}
     return {name: one for name, one in series.items() if one is not None}
 
 
-def _series(name: str, runs: Sequence[Tables], last: int | None) -> Series | None:
-    found = [{t: table[name] for t, table in run.items() if type(table.get(name)) in (int, float)} for run in runs]
-    present = [values for values in found if values]
+def _series(name: str, runs: Sequence[Columns], last: int | None) -> Series | None:
+    present = [run[name] for run in runs if name in run]
     if not present:
         return None
-    rounds = sorted(set.intersection(*map(set, present)))
-    finals = [[value for t, value in values.items() if last is not None and t >= last] for values in found]
+    rounds = common_rounds(present)
+    finals = [[] if last is None else _numbers(run[name][max(0, last - 1) :]) for run in runs if name in run]
+    complete = len(present) == len(runs) and all(finals)
     return Series(
         name,
-        np.array(rounds, dtype=np.int64),
-        np.array([[values[t] for t in rounds] for values in present], dtype=np.float64),
-        [fmean(values) for values in finals] if all(finals) else None,
+        rounds,
+        np.array([column[rounds - 1] for column in present]),
+        [fmean(values) for values in finals] if complete else None,
     )
+
+
+def _numbers(column: np.ndarray) -> list[float]:
+    return column[~np.isnan(column)].tolist()

@@ -14,7 +14,7 @@ from keel.report.comparison import Comparison, compare
 from keel.report.notebook import comparison_html
 from keel.report.page import write_charts, write_report
 from keel.report.sweep import Sweep
-from keel.runs.folder import read_runs
+from keel.runs.finding import find_runs
 from keel.runs.result import Run
 
 Runs = Run | Comparison | Sweep | str | Path
@@ -28,7 +28,7 @@ class ReportPage:
     path: Path
     """The HTML file."""
     comparison: Comparison
-    """The runs in it, with `to_frame`, `to_markdown` and `to_latex`."""
+    """The runs in it, with `to_frame`, `to_markdown` and `to_latex`; `skipped` are those that cannot be read."""
 
     def __repr__(self) -> str:
         return f"<keel.ReportPage {str(self.path)!r}>"
@@ -52,6 +52,8 @@ def report(
 ) -> ReportPage:
     """Write an HTML report on runs, as the command `keel report` does.
 
+    Runs that cannot be read are skipped; the page lists them, and so does `comparison.skipped` of the result.
+
     Args:
         runs: A run, a comparison, a sweep, a run folder or a folder that contains some, or several of them.
         out: The HTML file to write.
@@ -63,7 +65,7 @@ def report(
         charts: A folder for the charts as SVG, PDF and PNG files.
 
     Raises:
-        KeelError: A folder has no runs, no run has an evaluation, or an argument is not valid.
+        KeelError: A folder has no runs, no run can be read or has an evaluation, or an argument is not valid.
     """
     given = [runs] if isinstance(runs, Runs) else list(runs)
     if not given:
@@ -71,7 +73,8 @@ def report(
     if len(given) == 1 and isinstance(given[0], Comparison):
         target = given[0].target if target is None else target
         baseline = baseline or _used_baseline(given[0])
-    comparison = compare(read_runs([p for each in given for p in _paths(each)]), baseline, target, _network(network))
+    folders = find_runs([path for each in given for path in _paths(each)])
+    comparison = compare(folders, baseline, target, _network(network), skip_damaged=True)
     write_report(comparison, Path(out))
     if charts is not None:
         write_charts(comparison, Path(charts))

@@ -3,23 +3,24 @@
 Curves are thinned to what a screen can show; the numbers in the tables are exact.
 """
 
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from keel.config.overrides import flatten
 from keel.core.records import PrimaryMetric
 from keel.report import charts
-from keel.report.commands import rerun_command
+from keel.report.altair_adapter import alt
+from keel.report.commands import RerunCommands
 from keel.report.comparison import Comparison, Setting
 from keel.report.label_distribution import picture_labels
-from keel.report.loading import shared_fields
+from keel.report.loaded_run import LoadedRun
+from keel.report.loading import varied_fields
 from keel.report.method import Method
 from keel.report.recorded import Series
-from keel.runs.folder import RunFolder
 
 SHOWN = 8
 """Maximum number of methods that a chart shows initially."""
@@ -28,8 +29,13 @@ POINTS, ALL_POINTS = 400, 40_000
 ROUNDS, CLIENTS = 120, 100
 """Maximum number of columns and rows of the participation chart."""
 CLIENTS_CHART = "over-clients"
+DECILES = ("mean", "worst_decile", "best_decile")
+"""The statistics over clients that are drawn."""
+CHART_NAME = re.compile(r"(.*)-(and|over)-(rounds|bytes|time)", re.DOTALL)
+"""The name of a chart of curves or costs: what it shows, and over what. Users name metrics."""
 Columns = dict[str, Any]
-"""The series of a method: `rounds`, `bytes` and `time` as lists; a quantity as its mean, low and high over seeds."""
+"""The series of a method: `rounds`, `bytes` and `time` as lists; in `series`, quantities by their names, which users
+choose, each as its mean, low and high over seeds."""
 Rows = list[dict[str, Any]]
 
 
@@ -74,8 +80,10 @@ class Section:
             "rounds": method.rounds[kept].tolist(),
             "bytes": [int(value) for value in method.bytes[kept]],
             "time": _short(method.seconds[kept] / self.clock[1]),
-            "loss": _over_seeds(method.loss[:, kept] if len(kept) else method.loss),
-            self.primary.name: _over_seeds(method.values[:, kept] if len(kept) else method.values),
+            "series": {
+                "loss": _over_seeds(method.loss[:, kept]),
+                self.primary.name: _over_seeds(method.values[:, kept]),
+            },
         }
 
     @cached_property
@@ -103,20 +111,22 @@ class Section:
     @cached_property
     def clients(self) -> list[dict[str, Columns]]:
         """The primary metric of each method over clients: its mean, from the worst (low) to the best decile (high)."""
-        return [{CLIENTS_CHART: _deciles(method, self.points)} if method.clients else {} for method in self.methods]
+        return [
+            {CLIENTS_CHART: _deciles(method, self.points)} if method.clients.keys() >= {*DECILES} else {}
+            for method in self.methods
+        ]
 
     @cached_property
     def client_statistics(self) -> dict[str, Any] | None:
         """Statistics of the clients, where they were recorded and there are classes."""
-        statistics = self.methods[0].folders[0].client_statistics
+        statistics = self.methods[0].runs[0].client_statistics
         return statistics if statistics and "picture" in statistics else None
 
     @cached_property
-    def cohort_run(self) -> RunFolder | None:
+    def cohort_run(self) -> LoadedRun | None:
         """The run whose cohorts are shown; other methods have the same cohorts from the same seed."""
-        methods = [method for method in self.methods if method.algorithm != "centralized" and method.total.rounds]
-        begun = (folder for method in methods for folder in method.folders)
-        return next((folder for folder in begun if folder.records()), None)
+        methods = (method for method in self.methods if method.algorithm != "centralized")
+        return next((run for method in methods for run in method.runs if len(run.history.cohorts)), None)
 
     def charts(self, live: bool = False) -> dict[str, alt.Chart | alt.LayerChart]:
         """Return the charts by name: `live` ones for the page, with all methods; others with those shown initially."""
@@ -129,7 +139,7 @@ class Section:
         for over, x in axes.items():
             has_target = self.target is not None or live  # readers of the page can choose a target
             result[f"{metric}-over-{over}"] = charts.lines(labels, x, quality, single, has_target, live)
-            if metric != "test_loss" and _has_values(self.curves, "loss"):
+            if metric not in ("test_loss", "loss") and _has_values(self.curves, "loss"):
                 result[f"loss-over-{over}"] = charts.lines(labels, x, charts.LOSS, single, live=live)
         final = charts.metric(f"final {label}", self.primary.is_fraction)
         result |= {f"{metric}-and-{over}": charts.cost_and_quality(labels, x, final) for over, x in axes.items()}
@@ -159,19 +169,18 @@ class Section:
         if name in self.other_quantities or name == CLIENTS_CHART:
             source = self.clients if name == CLIENTS_CHART else self.other
             return self._points([of_method.get(name, {}) for of_method in source], "rounds", "value")
-        quantity, _, over = name.rpartition("-and-")
-        if quantity:
-            return self._costs(over)
-        quantity, _, over = name.rpartition("-over-")
-        return self._points(self.curves, over, quantity) if quantity else self._points(self.drift, "rounds", name)
+        if (parts := CHART_NAME.fullmatch(name)) is None:
+            return self._points(self.drift, "rounds", name)
+        quantity, word, over = parts.groups()
+        return self._costs(over) if word == "and" else self._points(self.curves, over, quantity)
 
     def _points(self, source: list[Columns], over: str, quantity: str) -> Rows:
         """Return the points of a quantity of the methods that are shown initially."""
-        shown = [(self.labels[index], source[index]) for index in self.ranked[:SHOWN] if quantity in source[index]]
+        shown = [(self.labels[i], source[i]) for i in self.ranked[:SHOWN] if quantity in source[i].get("series", {})]
         return [
             {"method": label, "x": x, "mean": mean, "low": low, "high": high}
             for label, columns in shown
-            for x, mean, low, high in zip(columns[over], *_bands(columns[quantity]), strict=True)
+            for x, mean, low, high in zip(columns[over], *_bands(columns["series"][quantity]), strict=True)
         ]
 
     def _costs(self, over: str) -> Rows:
@@ -199,16 +208,16 @@ class Section:
     @cached_property
     def differing(self) -> tuple[list[str], list[list[str]]]:
         """All fields that differ between the methods, and a row of values for each method."""
-        flat = [flatten(shared_fields(method.folders[0])) for method in self.methods]
-        fields = dict.fromkeys(key for table in flat for key in table)
-        keys = [key for key in fields if any(table.get(key) != flat[0].get(key) for table in flat)]
+        flat = [flatten(method.shared) for method in self.methods]
+        keys = varied_fields(flat)
         return keys, [[str(table.get(key, "")) for key in keys] for table in flat]
 
     @cached_property
     def commands(self) -> list[list[tuple[int, list[str], str]]]:
         """For each method and seed, the command that repeats the run, and what the command requires."""
+        commands = RerunCommands()
         return [
-            [(seed, *rerun_command(folder)) for seed, folder in zip(method.seeds, method.folders, strict=True)]
+            [(seed, *commands.of(run)) for seed, run in zip(method.seeds, method.runs, strict=True)]
             for method in self.methods
         ]
 
@@ -248,20 +257,19 @@ def _bands(series: dict[str, list[float | None]]) -> list[list[float | None]]:
 
 
 def _has_values(source: list[Columns], name: str) -> bool:
-    return any(value is not None for columns in source if name in columns for value in columns[name]["mean"])
+    found = (columns["series"][name] for columns in source if name in columns.get("series", {}))
+    return any(value is not None for series in found for value in series["mean"])
 
 
 def _recorded(method: Method, points: int) -> Columns:
     """Return the drift of a method over rounds, and the angle of its momentum."""
-    if not method.table["evaluation"].get("drift"):
+    histories = [run.history for run in method.runs if run.history.length]
+    names = [name for name in ("drift", "momentum_angle") if any(name in history.columns for history in histories)]
+    if not names:
         return {}
-    histories = [history for folder in method.folders if (history := folder.records())]
-    kept = _thin(min(map(len, histories), default=0), points)
-    columns: Columns = {"rounds": (kept + 1).tolist()}
-    for name in ("drift", "momentum_angle"):
-        values = [[history[t].get(name) for t in kept] for history in histories]
-        columns[name] = _over_seeds(np.array(values, dtype=np.float64))
-    return columns
+    kept = _thin(min(history.length for history in histories), points)
+    series = {name: _over_seeds(np.array([history.column(name)[kept] for history in histories])) for name in names}
+    return {"rounds": (kept + 1).tolist(), "series": series}
 
 
 def _chart_name(metric: str) -> str:
@@ -271,16 +279,18 @@ def _chart_name(metric: str) -> str:
 def _columns(series: Series, points: int) -> Columns:
     """Return a series over rounds."""
     kept = _thin(len(series.rounds), points)
-    return {"rounds": series.rounds[kept].tolist(), "value": _over_seeds(series.values[:, kept])}
+    return {"rounds": series.rounds[kept].tolist(), "series": {"value": _over_seeds(series.values[:, kept])}}
 
 
 def _deciles(method: Method, points: int) -> Columns:
     """Return the mean over clients, the worst and the best decile over rounds: means over seeds."""
-    of_clients = [method.clients[name] for name in ("mean", "worst_decile", "best_decile")]
-    rounds = of_clients[0].rounds
-    kept = _thin(len(rounds), points)
-    mean, worst, best = (_short(series.values.mean(0)[kept]) for series in of_clients)
-    return {"rounds": rounds[kept].tolist(), "value": {"mean": mean, "low": worst, "high": best}}
+    of_clients = [method.clients[name] for name in DECILES]
+    rounds = reduce(np.intersect1d, [series.rounds for series in of_clients])
+    rounds = rounds[_thin(len(rounds), points)]
+    mean, worst, best = (
+        _short(series.values[:, np.searchsorted(series.rounds, rounds)].mean(0)) for series in of_clients
+    )
+    return {"rounds": rounds.tolist(), "series": {"value": {"mean": mean, "low": worst, "high": best}}}
 
 
 def _label_shares(picture: dict[str, Any]) -> Rows:
@@ -294,16 +304,13 @@ def _label_shares(picture: dict[str, Any]) -> Rows:
     ]
 
 
-def _participation(folder: RunFolder) -> Rows:
+def _participation(run: LoadedRun) -> Rows:
     """Return how often clients participate; where there are many, clients and rounds are grouped."""
-    cohorts = [record["cohort"] for record in folder.records()]
-    statistics = folder.client_statistics
-    clients = statistics["clients"] if statistics else 1 + max(client for cohort in cohorts for client in cohort)
-    wide, high = -(-len(cohorts) // ROUNDS), -(-clients // CLIENTS)
-    times: dict[tuple[int, int], int] = {}
-    for t, cohort in enumerate(cohorts):
-        for client in cohort:
-            times[t // wide, client // high] = times.get((t // wide, client // high), 0) + 1
+    history, statistics = run.history, run.client_statistics
+    clients = max(statistics["clients"] if statistics else 0, 1 + int(history.cohorts.max()))
+    wide, high = -(-history.length // ROUNDS), -(-clients // CLIENTS)
+    cells = np.stack([np.repeat(np.arange(history.length) // wide, history.cohort_sizes), history.cohorts // high])
+    groups, times = np.unique(cells, axis=1, return_counts=True)
     return [
         {
             "round": 1 + wide * column,
@@ -312,5 +319,5 @@ def _participation(folder: RunFolder) -> Rows:
             "client_end": high * (row + 1),
             "times": count,
         }
-        for (column, row), count in times.items()
+        for column, row, count in zip(*groups.tolist(), times.tolist(), strict=True)
     ]

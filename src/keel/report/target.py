@@ -10,6 +10,7 @@ Levels are larger the better: those of a minimised metric, and its target, are n
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 WINDOW = 20
 """Rounds over which the primary metric is averaged before it is compared with a target."""
@@ -69,8 +70,11 @@ def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
     columns = np.arange(len(rounds))
     firsts = np.minimum(np.searchsorted(rounds, rounds - window, side="right"), columns - MIN_EVALUATIONS + 1)
     levels = np.full(len(rounds), -np.inf)
-    for column in np.flatnonzero((firsts >= 0) & (rounds >= window)):
-        levels[column] = values[firsts[column] : column + 1].mean()
+    complete = (firsts >= 0) & (rounds >= window)
+    widths = columns - firsts + 1
+    for width in np.unique(widths[complete]):  # few, since evaluations are regular
+        same = complete & (widths == width)
+        levels[same] = sliding_window_view(values, width)[firsts[same]].mean(axis=1)
     return levels
 
 
