@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from keel.core.task import Task
 from keel.errors import KeelError
 from keel.runs.build import build
 from keel.runs.run import find_run, resume, run
+from keel.signals import ENDING
 from keel.testing.tasks import records_of, small_network, uneven_data, uneven_loop
 from tests.scheduling import Scheduling, rank
 
@@ -131,12 +133,13 @@ class InlineExecutor:
 @contextmanager
 def jobs_in_process() -> Iterator[None]:
     """Run the jobs of sweeps and comparisons in this process: a worker process takes seconds to import PyTorch."""
-    before = signal.getsignal(signal.SIGINT)  # a worker sets its own handler
+    before = {number: signal.getsignal(number) for number in ENDING}  # a worker sets its own handlers
     executor = patch("keel.runs.parallel.ProcessPoolExecutor", InlineExecutor)
     objects = patch("keel.runs.parallel._objects", None)  # a worker keeps them until it ends: not for the next test
     with executor, objects:
         yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -191,3 +194,13 @@ def stopped_by_ctrl_c(arguments: Sequence[str], folder: Path, metrics: str, reco
     assert ended.code == 130
     assert "the same command" in ended.err
     assert "Traceback" not in ended.err
+
+
+def as_earlier_version(path: Path) -> Path:
+    """Turn a run folder into one of an earlier version, which had no checksums, so that a test can edit its files."""
+    (path / "manifest.json").unlink()
+    for name in ("metrics.jsonl", "timings.jsonl", "summary.json", "environment.json"):
+        if (path / name).is_file():
+            text = re.sub(r',\s*"(crc32": "\w{8}"|format": 2)', "", (path / name).read_text())
+            (path / name).write_text(text)
+    return path

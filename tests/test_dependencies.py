@@ -2,11 +2,14 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "keel"
@@ -26,6 +29,13 @@ def test_every_imported_package_is_declared() -> None:
 def test_keel_deploy_needs_no_extra_but_flower() -> None:
     requirements = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["flower"]]
     assert _undeclared(SOURCES / "deploy", requirements) == []
+
+
+def test_a_node_of_a_federation_starts_without_pytorch() -> None:
+    """Only the processes that train need it; it takes a second and 150 MB."""
+    pytest.importorskip("flwr", reason="requires the extra 'flower'")
+    code = "import sys, keel.deploy.node; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_undeclared_import_is_reported(tmp_path: Path) -> None:

@@ -12,8 +12,32 @@ class KeelError(ValueError):
     """An invalid spec, option or data set; the message names the field, the value and the fix."""
 
 
+class DamagedFile(KeelError):
+    """A file of a run does not have the content that was written."""
+
+
 class Interrupted(Exception):
-    """Ctrl-C while several runs were active: each of them has finished its round and saved it."""
+    """Ctrl-C, SIGTERM or SIGHUP ended the work, which can be continued; the message says how."""
+
+    def __init__(self, message: str = "run the same command again to continue"):
+        super().__init__(message)
+
+
+SHOWN = 150
+"""The number of characters of a value that an error prints."""
+
+
+def shown(value: object) -> str:
+    """The value as Python writes it, shown where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the text of another library's exception, as one printable line."""
+    text = " ".join(str(error).split())
+    printable = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
+    return f"{type(error).__name__}: {printable}"
 
 
 def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "", owner: str = "") -> KeelError:
@@ -24,7 +48,7 @@ def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "", ow
         owner: What has the known names, such as the algorithm of a hyper-parameter.
     """
     names = sorted(known)
-    unknown = f"unknown {kind} {value!r}" + (f" for {owner}" if owner else "")
+    unknown = f"unknown {kind} {shown(value)}" + (f" for {owner}" if owner else "")
     if not names and not also:
         return KeelError(f"{unknown}, which has no {kind}s; remove it" if owner else f"{unknown}; remove it")
     lower = {name.lower(): name for name in names}
@@ -49,5 +73,5 @@ def explain(error: "ValidationError", table: str = "") -> str:
     if first["type"] in ("bool_parsing", "bool_type"):
         message = "true or false"
     if message == first["msg"]:
-        return f"{field}: {message[:1].lower()}{message[1:]} (got {first['input']!r}){more}"
-    return f"{field} must be {message} (got {first['input']!r}){more}"
+        return f"{field}: {message[:1].lower()}{message[1:]} (got {shown(first['input'])}){more}"
+    return f"{field} must be {message} (got {shown(first['input'])}){more}"

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keel.errors import KeelError, unknown_name
+from keel.errors import KeelError, one_line, shown, unknown_name
 
 T = TypeVar("T")
 
@@ -81,9 +81,8 @@ def imported(field: str, reference: str) -> Any:
 def _load(field: str, name: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except Exception as error:  # the user's module may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise KeelError(f"{field}: cannot import {name!r} ({reason})") from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything, and a script may exit
+        raise KeelError(f"{field}: cannot import {shown(name)} ({one_line(error)})") from error
 
 
 @cache

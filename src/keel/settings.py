@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from keel.errors import KeelError, explain, unknown_name
+from keel.errors import KeelError, explain, one_line, shown, unknown_name
 
 PathText = Annotated[str, "path"]
 """A path in a spec, as text; an existing one is made absolute, so that a resume finds it from any folder."""
@@ -57,8 +57,7 @@ def call_imported(field: str, name: str, function: Callable[..., Any], *argument
     except KeelError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise KeelError(f"{field}: {name!r} failed ({type(error).__name__}: {reason})") from error
+        raise KeelError(f"{field}: {shown(name)} failed ({one_line(error)})") from error
 
 
 def takes_shape_and_classes(function: Callable[..., Any]) -> bool:

@@ -158,6 +158,23 @@ def test_a_spec_that_is_not_toml_is_an_error_of_one_line(keel: Keel, tmp_path: P
     assert called.err.count("\n") == 1
 
 
+def test_data_get_of_the_users_files_makes_no_folder(
+    keel: Keel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEEL_DATA", str(tmp_path / "data"))
+    ended = keel("data", "get", "arrays")
+    assert (ended.code, list(tmp_path.iterdir())) == (2, [])
+    assert ended.err.startswith("keel: data.name: 'arrays' reads your files and downloads none")
+
+
+def test_debug_prints_the_traceback_behind_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "keel", "--debug", "run", "--data", "no_such_module:load"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("keel: data.name: cannot import 'no_such_module:load'")
+
+
 def test_algorithms_as_json(keel: Keel) -> None:
     rows = {row["name"]: row for row in json.loads(keel("algorithms", "--json").out)}
     for row in rows.values():

@@ -13,7 +13,7 @@ import torch
 from keel.cli.demo import demo_jobs
 from keel.config.overrides import flatten
 from keel.report.comparison import compare
-from keel.runs.folder import read_runs
+from keel.runs.finding import find_runs
 from tests.cli.calling import call_keel
 from tests.conftest import Called
 
@@ -29,7 +29,7 @@ class Demo:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return compare(read_runs([self.folder / "runs/demo"])).rows()
+        return compare(find_runs([self.folder / "runs/demo"])).rows()
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,22 @@ def test_a_minibatch_of_one_example_is_refused_before_the_first_round(tmp_path: 
     assert keel.run(drop_last, model=network(), data=data, out=tmp_path / "run").status == "finished"
 
 
+@pytest.mark.parametrize("microbatch", [1, 3])
+def test_a_microbatch_of_one_example_is_refused_before_the_first_round(microbatch: int, tmp_path: Path) -> None:
+    with pytest.raises(KeelError, match=r"minibatch of one example, which client 0 has .*local\.microbatch"):
+        run("average", tmp_path / "run", local={**BASE["local"], "microbatch": microbatch})
+    assert run("average", tmp_path / "run", local={**BASE["local"], "microbatch": 2}, rounds=1).status == "finished"
+
+
+def test_one_held_out_example_is_refused_where_it_would_be_normalised_by_itself(tmp_path: Path) -> None:
+    one_each = {"every": 1, "clients": 6}  # a fifth of eight examples is one
+    with pytest.raises(KeelError, match=r"evaluation\.clients: client 0 is evaluated on one example alone, which"):
+        run("local", tmp_path / "run", evaluation=one_each, local={**BASE["local"], "drop_last": True})
+    data = replace(uneven_data(sizes=SIZES), test=uneven_data().test[torch.arange(1)])
+    with pytest.raises(KeelError, match=r"evaluation\.on = 'test' has one example, which model\.buffers = 'local'"):
+        keel.run({**BASE, "model": {"buffers": "local"}}, model=network(), data=data, out=tmp_path / "run")
+
+
 def test_evaluation_with_local_statistics_does_not_depend_on_the_order_of_the_test_examples(tmp_path: Path) -> None:
     data = uneven_data(sizes=(200, 200, 200, 114))
     order = data.test.targets.argsort()

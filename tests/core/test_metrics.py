@@ -1,16 +1,16 @@
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from keel import KeelError
 from keel.core.metrics import DTYPES, FunctionMetric, decode, encode
-from keel.core.torchmetrics_adapter import JOINED, find_metric, names, of_object
 
 
 @given(
@@ -29,6 +29,12 @@ def test_encoded_states_are_restored(states: list[list[tuple[torch.dtype, list[i
             assert torch.equal(tensor, same)
 
 
+@pytest.fixture
+def adapter() -> ModuleType:
+    """The module that imports torchmetrics, which takes seconds: only the worker that runs these tests imports it."""
+    return import_module("keel.core.torchmetrics_adapter")
+
+
 def in_chunks(metric: Any, outputs: Tensor, targets: Tensor, sizes: list[int]) -> float:
     """The metric from chunks whose states were encoded and decoded, as workers send them."""
     chunks = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
@@ -41,7 +47,7 @@ def roc_area(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(((pairs > 0) + 0.5 * (pairs == 0)).mean())
 
 
-def test_metrics_of_labels_equal_their_definitions_over_all_examples() -> None:
+def test_metrics_of_labels_equal_their_definitions_over_all_examples(adapter: ModuleType) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(50, 4), torch.randint(4, (50,))
     predicted, probabilities = outputs.argmax(1), outputs.softmax(1).double().numpy()
@@ -52,12 +58,12 @@ def test_metrics_of_labels_equal_their_definitions_over_all_examples() -> None:
     areas = [roc_area(probabilities[:, label], (targets == label).numpy().astype(int)) for label in range(4)]
     top = (outputs.topk(2).indices == targets[:, None]).any(1).float().mean()
     for name, expected in {"f1": np.mean(f1), "auroc": np.mean(areas), "top2_accuracy": float(top)}.items():
-        metric = find_metric(name, "classification", 4, ())
+        metric = adapter.find_metric(name, "classification", 4, ())
         assert metric.maximize
         assert in_chunks(metric, outputs, targets, [20, 20, 10]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_metrics_of_numbers_equal_their_definitions() -> None:
+def test_metrics_of_numbers_equal_their_definitions(adapter: ModuleType) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(30, 1), torch.randn(30)
     error = outputs[:, 0] - targets
@@ -68,25 +74,25 @@ def test_metrics_of_numbers_equal_their_definitions() -> None:
         "pearson": np.corrcoef(outputs[:, 0], targets)[0, 1],
     }
     for name, value in expected.items():
-        metric = find_metric(name, "regression", 1, ())
+        metric = adapter.find_metric(name, "regression", 1, ())
         assert metric.maximize is {"r2": True, "pearson": None}.get(name, False)  # torchmetrics gives pearson none
         assert in_chunks(metric, outputs, targets, [7, 20, 3]) == pytest.approx(float(value), abs=1e-5)
 
 
-def test_metrics_of_several_labels_equal_their_definitions() -> None:
+def test_metrics_of_several_labels_equal_their_definitions(adapter: ModuleType) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(40, 3), torch.randint(2, (40, 3)).float()
     expected = np.mean([roc_area(outputs[:, k].double().numpy(), targets[:, k].numpy()) for k in range(3)])
-    metric = find_metric("auroc", "multilabel", 3, ())
+    metric = adapter.find_metric("auroc", "multilabel", 3, ())
     assert in_chunks(metric, outputs, targets, [25, 15]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_perplexity_leaves_special_tokens_out() -> None:
+def test_perplexity_leaves_special_tokens_out(adapter: ModuleType) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(6, 5, 7), torch.randint(7, (6, 5))
     kept = targets != 0
     expected = torch.nn.functional.cross_entropy(outputs[kept], targets[kept]).exp()
-    metric = find_metric("perplexity", "sequence", 7, (0,))
+    metric = adapter.find_metric("perplexity", "sequence", 7, (0,))
     assert in_chunks(metric, outputs, targets, [4, 2]) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -111,18 +117,20 @@ def test_a_function_gets_all_outputs_at_once() -> None:
         ("f_beta_score", "classification", "needs settings .*pass a torchmetrics object"),
     ],
 )
-def test_a_metric_that_does_not_suit_the_task_is_refused(name: str, task: str, message: str) -> None:
+def test_a_metric_that_does_not_suit_the_task_is_refused(
+    adapter: ModuleType, name: str, task: str, message: str
+) -> None:
     with pytest.raises(KeelError, match=message):
-        find_metric(name, task, 4, ())
+        adapter.find_metric(name, task, 4, ())
 
 
-def test_objects_of_torchmetrics_are_named_by_their_class() -> None:
-    metric = of_object(torchmetrics.classification.MulticlassFBetaScore(2.0, 3), "classification", ())
+def test_objects_of_torchmetrics_are_named_by_their_class(adapter: ModuleType) -> None:
+    metric = adapter.of_object(adapter.torchmetrics.classification.MulticlassFBetaScore(2.0, 3), "classification", ())
     assert metric.name == "fbeta_score"
-    assert {"f1", "auroc", "calibration_error", "average_precision"} <= set(names("classification"))
+    assert {"f1", "auroc", "calibration_error", "average_precision"} <= set(adapter.names("classification"))
 
 
-def test_the_internals_of_torchmetrics_are_as_the_adapter_expects() -> None:
-    metric = torchmetrics.regression.MeanAbsoluteError()
+def test_the_internals_of_torchmetrics_are_as_the_adapter_expects(adapter: ModuleType) -> None:
+    metric = adapter.torchmetrics.regression.MeanAbsoluteError()
     assert set(metric._defaults) == set(metric._reductions)
-    assert all(reduction in JOINED for reduction in metric._reductions.values())
+    assert all(reduction in adapter.JOINED for reduction in metric._reductions.values())

@@ -178,6 +178,18 @@ def test_a_run_that_no_node_has_room_for_ends_in_one_line(shared_ray: None, monk
         trained(training)
 
 
+def test_ctrl_c_does_not_wait_for_a_round_that_no_node_computes(
+    shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keel.engines.ray.POLL", 0.1)
+    monkeypatch.setattr("keel.engines.ray.is_ending", lambda: True)
+    training = training_of(small_network(), "ray")
+    assert isinstance(training.engine, Ray)
+    training.engine.cluster.gpus = 2.0
+    with pytest.raises(KeyboardInterrupt):
+        trained(training)
+
+
 class Long(nn.Linear):
     """Takes longer to load than an actor may wait for a node."""
 

@@ -229,3 +229,7 @@ def test_the_record_of_a_run_has_the_engine_that_was_used(tmp_path: Path) -> Non
     run = keel.run({"rounds": 2, "engine": {"workers": 2}}, algorithm=FedNorm(), out=tmp_path / "run")
     assert run.summary["engine"] == "pool"
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["engine"] == "pool"
+
+
+def test_the_check_of_a_large_model_takes_little_memory() -> None:
+    assert stacking_error(REGISTRY["ghbm"](), (10**12, 64)) is None  # two of its vectors are 8 TB

@@ -16,25 +16,41 @@ from keel.paper.results import fields_of, make_result
 from keel.paper.run_index import RunIndex, experiment_key, spec_fields
 from keel.paper.trials import Search
 from keel.runs.compare import run_jobs
+from keel.runs.folder import RunFolder
 from tests.conftest import Called
 
 SPEC = {"rounds": 3, "evaluation": {"every": 1, "last": 1}}
 PART = Part(title="digits, 3 rounds", methods=["fedavg", "ghbm algorithm.beta=0.9"], seeds=2, trials=3, spec=SPEC)
+ONE_METHOD = PART.model_copy(update={"methods": ["fedavg"]})
 
 
-def test_a_part_is_searched_and_then_run_at_the_best_point(tmp_path: Path) -> None:
-    assert run_parts([PART], tmp_path, quiet=True)
-    planned = plan_runs(PART, RunIndex(tmp_path))
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which PART was searched and run. The tests do not change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert run_parts([PART], folder, quiet=True)
+    return folder
+
+
+def test_a_part_is_searched_and_then_run_at_the_best_point(finished: Path) -> None:
+    planned = plan_runs(PART, RunIndex(finished))
     for method in PART.methods:
-        search = Search(PART, method, tmp_path)
+        search = Search(PART, method, finished)
         assert len(search.scores()) == 3
         assert search.worst(planned.points[method]) == max(map(search.worst, map(json.loads, search.scores())))
         assert {spec.local.lr for spec in planned.specs[method]} == {planned.points[method]["local.lr"]}
         assert [spec.evaluation.on for spec in planned.specs[method]] == ["test", "test"]
         assert len(search.ended) == 3 * 5
         assert {trial["seed"] for trial in search.ended} == {100, 101, 102, 103, 104}
-    assert list((tmp_path / "trials").glob("*/*")) == []
-    assert len(RunIndex(tmp_path).folders) == 4
+    assert list((finished / "trials").glob("*/*")) == []
+    assert len(RunIndex(finished).folders) == 4
+
+
+def test_the_folder_of_a_run_that_was_killed_while_it_was_made_is_no_run(tmp_path: Path) -> None:
+    incomplete = tmp_path / "runs" / ".k3x81b_0"
+    incomplete.mkdir(parents=True)
+    (incomplete / "spec.toml").write_text(make_spec(SPEC).to_toml())
+    assert RunIndex(tmp_path).folders == {}
 
 
 def test_a_point_at_which_one_seed_collapses_is_not_chosen(tmp_path: Path) -> None:
@@ -55,33 +71,44 @@ def test_a_point_at_which_one_seed_collapses_is_not_chosen(tmp_path: Path) -> No
     assert search.runs_left() == 9
 
 
-def test_runs_in_stored_results_are_not_made_again(tmp_path: Path, keel: Callable[..., Called]) -> None:
-    stored, out = tmp_path / "results", tmp_path / "runs"
+def test_the_runs_that_a_search_has_left_are_counted_without_their_specs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`keel paper list` asks hundreds of searches, and to make their specs would take seconds."""
+    search = Search(PART, "fedavg", tmp_path)
+    monkeypatch.setattr(Part, "trial_specs", None)
+    assert search.best() is None
+    assert search.runs_left() == 3 * 5
+
+
+def test_runs_in_stored_results_are_not_made_again(finished: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "results"
     recipe = find_recipe("ladder").model_copy(update={"smoke": [PART], "view": "accuracy"})
-    run_parts([PART], out, quiet=True)
-    result = make_result(recipe, "smoke", RunIndex(out))
+    result = make_result(recipe, "smoke", RunIndex(finished))
     for row in result["parts"][0]["rows"]:
         row["probe"] = probe(fields_of(result["parts"][0], row))
     stored.mkdir()
     (stored / "ladder.json").write_text(json.dumps(result))
-    copy_searches(out, stored)
-    specs = [spec for planned in plan_runs(PART, RunIndex(out)).specs.values() for spec in planned]
+    copy_searches(finished, stored)
+    specs = [spec for planned in plan_runs(PART, RunIndex(finished)).specs.values() for spec in planned]
     elsewhere = tmp_path / "elsewhere"
     copy_searches(stored, elsewhere)
     assert plan_runs(PART, RunIndex(elsewhere)).unended == []
     assert RunIndex(elsewhere).unfinished(specs) == specs
     assert RunIndex(elsewhere, Reported(stored)).unfinished(specs) == []
-    more = PART.model_copy(update={"seeds": 3}).specs("fedavg", None, plan_runs(PART, RunIndex(out)).points["fedavg"])
+    point = plan_runs(PART, RunIndex(finished)).points["fedavg"]
+    more = PART.model_copy(update={"seeds": 3}).specs("fedavg", None, point)
     assert [spec.seed for spec in RunIndex(elsewhere, Reported(stored)).unfinished(more)] == [2]
     result["parts"][0]["rows"][0]["probe"][0] *= 2  # the code has changed what it computes
     (stored / "ladder.json").write_text(json.dumps(result))
     assert RunIndex(elsewhere, Reported(stored)).unfinished(specs) == specs[:2]
 
 
-def test_a_search_continues_with_the_trials_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_parts([PART.model_copy(update={"trials": 2})], tmp_path, quiet=True)
+def test_a_search_continues_with_the_trials_that_are_left(tmp_path: Path) -> None:
+    run_parts([ONE_METHOD.model_copy(update={"trials": 2})], tmp_path, quiet=True)
     before = {path.name: path.read_text().rstrip("\n]") for path in (tmp_path / "searches").glob("*.json")}
-    run_parts([PART], tmp_path, quiet=True)
+    run_parts([ONE_METHOD], tmp_path, quiet=True)
+    assert len(before) == 1
     for name, text in before.items():
         assert (tmp_path / "searches" / name).read_text().startswith(text)
 
@@ -92,10 +119,9 @@ def test_the_search_of_a_field_that_a_method_fixes_is_another_search(tmp_path: P
     assert len(files) == 3
 
 
-def test_a_result_names_the_trials_and_the_chosen_point(tmp_path: Path) -> None:
+def test_a_result_names_the_trials_and_the_chosen_point(finished: Path) -> None:
     recipe = find_recipe("ladder").model_copy(update={"smoke": [PART], "view": "accuracy"})
-    run_parts([PART], tmp_path, quiet=True)
-    [part] = make_result(recipe, "smoke", RunIndex(tmp_path))["parts"]
+    [part] = make_result(recipe, "smoke", RunIndex(finished))["parts"]
     for row in part["rows"]:
         assert (row["trials"], row["runs"], len(row["accuracy_seeds"])) == (3, 2, 2)
         assert set(row["chosen"]) == {"local.lr", "server.lr"}
@@ -130,9 +156,9 @@ def test_the_command_prints_what_is_left(keel: Callable[..., Called], tmp_path: 
 def test_a_trial_that_an_older_version_began_is_made_again(tmp_path: Path) -> None:
     [job, *_] = Search(PART, "fedavg", tmp_path).missing()
     run_jobs([job], quiet=True)
-    environment = json.loads((job.path / "environment.json").read_text())
-    (job.path / "environment.json").write_text(json.dumps({**environment, "source_sha256": "another"}))
-    assert run_parts([PART], tmp_path, quiet=True)
+    folder = RunFolder(job.path)
+    folder.replace("environment.json", json.dumps({**folder.environment, "source_sha256": "another"}).encode())
+    assert run_parts([ONE_METHOD], tmp_path, quiet=True)
 
 
 def test_a_field_that_was_added_later_does_not_change_the_experiment_at_its_default() -> None:

@@ -71,10 +71,10 @@ def test_finished_runs_count_whichever_version_made_them(out: Path) -> None:
     folder = RunIndex(out).find(specs[0])
     assert folder is not None
     environment = (folder.path / "environment.json").read_text()
-    (folder.path / "environment.json").write_text(json.dumps({**json.loads(environment), "source_sha256": "another"}))
+    folder.replace("environment.json", json.dumps({**json.loads(environment), "source_sha256": "another"}).encode())
     assert RunIndex(out).unfinished(specs) == []
     assert RunIndex(out).unfinished(part.specs("fedavg", seeds=2)) == part.specs("fedavg", seeds=2)[1:]
-    (folder.path / "environment.json").write_text(environment)
+    folder.replace("environment.json", environment.encode())
 
 
 def test_missing_runs_are_shown_as_not_run(tmp_path: Path, out: Path) -> None:
@@ -124,8 +124,7 @@ def test_seeds_with_different_data_are_refused(tmp_path: Path) -> None:
     run_parts([part.model_copy(update={"methods": ["fedavg"]})], tmp_path, seeds=2, quiet=True)
     folder = RunIndex(tmp_path).find(part.specs("fedavg", seeds=2)[1])
     assert folder is not None
-    environment = json.loads((folder.path / "environment.json").read_text())
-    (folder.path / "environment.json").write_text(json.dumps({**environment, "examples_sha256": "others"}))
+    folder.replace("environment.json", json.dumps({**folder.environment, "examples_sha256": "others"}).encode())
     with pytest.raises(KeelError, match=f"the seeds of FedAvg have different data.*{folder.path.name}"):
         smoke_result("curves", tmp_path, seeds=2)
 

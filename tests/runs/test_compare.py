@@ -243,3 +243,12 @@ def test_a_mistake_is_one_line(keel: Keel, tmp_path: Path, words: list[str], mes
     assert message in called.err
     assert called.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("seeds", "values"), [(10**20, 1), (10**6, 1), (50_000, 3)])
+def test_more_runs_than_any_machine_can_do_are_refused(seeds: int, values: int) -> None:
+    over = ["local.lr=" + ",".join(f"0.{i + 1}" for i in range(values))]
+    with pytest.raises(
+        KeelError, match=r"^this asks for [\d,]+ runs, but 100,000 are the most; use fewer values or seeds$"
+    ):
+        jobs_of({}, ["fedavg"], seeds, over, Path("x"))

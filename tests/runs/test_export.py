@@ -115,7 +115,11 @@ def test_a_folder_of_an_earlier_version_is_read_through_its_spec(
 ) -> None:
     for number, run in enumerate((digits, passed)):
         copytree(run.path, tmp_path / str(number))
-        (tmp_path / str(number) / "model.json").unlink()
+        for name in ("model.json", "manifest.json"):
+            (tmp_path / str(number) / name).unlink()
+        environment = json.loads((tmp_path / str(number) / "environment.json").read_text())
+        del environment["format"]
+        (tmp_path / str(number) / "environment.json").write_text(json.dumps(environment))
     assert equal(keel_api.load(tmp_path / "0").state_dict(), digits.state_dict())
     with one_line_error("does not record the names of its tensors; use keel.resume("):
         keel_api.load(tmp_path / "1").state_dict()
@@ -207,7 +211,7 @@ def test_a_run_without_a_finite_model_is_refused(keel: Keel, digits: keel_api.Ru
     (tmp_path / "started/summary.json").unlink()
     for run, message in (
         ("diverged", "'diverged' diverged, so that it has no model to export"),
-        ("ended", "'ended' has ended, but its checkpoint is missing"),
+        ("ended", "'ended/checkpoint/state.safetensors' is damaged (it is missing)"),
         ("started", "'started' has no checkpoint yet"),
         ("nothing", "'nothing' is not a run folder"),
     ):

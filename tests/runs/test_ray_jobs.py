@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,3 +55,39 @@ def test_a_job_without_a_result_was_interrupted() -> None:
     ended: Future[dict[str, int] | None] = Future()
     ended.set_result({})
     assert result_of(ended) == {}
+
+
+def test_runs_that_have_lost_every_node_end_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SimpleNamespace(get=lambda value: value)
+    monkeypatch.setattr(ray_jobs, "load_ray", lambda: ray)
+    now = [0.0]
+    monkeypatch.setattr(ray_jobs, "monotonic", lambda: now[0])
+    slots = [1, 0]
+    read = SimpleNamespace(read=SimpleNamespace(remote=list))
+    receiver = ray_jobs.ProgressReceiver(read, lambda: slots.pop(0))
+    with pytest.raises(Empty):
+        receiver.get(timeout=0.0)
+    now[0] = 601.0
+    with pytest.raises(OSError, match=r"^Ray: no node has had room for a run for 600 s; the same command resumes .+$"):
+        receiver.get(timeout=0.0)
+
+
+def test_ctrl_c_waits_for_runs_only_while_a_node_is_alive() -> None:
+    slots, waits = [2, 2, 0], []
+
+    def wait(left: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        waits.append(left)
+        return left[:1], left[1:]
+
+    ray = SimpleNamespace(
+        get=lambda value: value,
+        wait=wait,
+        remote=lambda **_: lambda function: function,
+        exceptions=SimpleNamespace(RayError=ConnectionError),
+    )
+    cluster: Any = SimpleNamespace(ray=ray, gpus=0.0, slots_now=lambda: slots.pop(0))
+    halted = SimpleNamespace(halt=SimpleNamespace(remote=lambda: None))
+    executor = ray_jobs.RayExecutor(cluster, halted, Path("marker"), lambda *_: None)
+    executor.refs = [1, 2, 3]
+    executor.stop()
+    assert waits == [[1, 2, 3], [2, 3]]

@@ -11,9 +11,12 @@ import torch
 import keel
 from keel import KeelError
 from keel.config.defaults import make_spec
+from keel.core import ram
 from keel.core.engine import Engine, RoundSize, one_client_footprint
+from keel.engines import selection
 from keel.runs import resources
 from keel.runs.build import Training, build, make_task
+from keel.runs.estimate import estimate
 from keel.runs.resources import Footprint, footprint_of
 
 MODEL = 4 * (64 * 64 + 64 + 64 * 10 + 10)
@@ -43,19 +46,19 @@ def test_reports_that_are_held_to_be_clipped_are_counted() -> None:
         return footprint_of(training(algorithm={"name": algorithm}, server=server)).ram
 
     assert ram("fedavg", clip="adaptive") - ram("fedavg") == 10 * MODEL
-    assert ram("scaffold", clip=1.0) - ram("scaffold") == 10 * 2 * MODEL
+    assert ram("scaffold", clip=1.0) - ram("scaffold") == 10 * (2 + 1) * MODEL  # a report, and the client state
 
 
 def test_a_run_that_does_not_fit_is_refused_with_settings_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = 3_100_000
+    free = 3_500_000
     monkeypatch.setattr(resources, "disk_usage", lambda _: SimpleNamespace(free=free))
     table: dict[str, Any] = {"algorithm": {"name": "fedhbm"}}
     with pytest.raises(KeelError) as caught:
         keel.run(table, out=tmp_path / "run")
     assert "100 clients with 19.3 kB of state each" in str(caught.value)
-    assert "but only 3.1 MB of disk space is free; use one of: " in str(caught.value)
+    assert "but only 3.5 MB of disk space is free; use one of: " in str(caught.value)
     assert not (tmp_path / "run").exists()
     fixes = re.search(
         r"use one of: memory.precision = 'float16', memory.keep = (\d+), rounds = (\d+),", str(caught.value)
@@ -74,7 +77,8 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_fit(
 def test_a_footprint_is_a_phrase_for_one_client_and_for_many() -> None:
     many = Footprint(disk=2_000_000, ram=3_000_000, clients=1000, client_state=500, server=0)
     rest = (
-        "some stored twice until the next checkpoint) and 3.0 MB of peak memory, not counting the program and the data"
+        "some stored up to three times for the last two checkpoints) and 3.0 MB of peak memory, not counting the "
+        "program and the data"
     )
     assert str(many) == f"up to 2.0 MB on disk (1,000 clients with 500 B of state each, {rest}"
     assert str(replace(many, clients=1)) == f"up to 2.0 MB on disk (1 client with 500 B of state, {rest}"
@@ -119,16 +123,16 @@ def test_pseudo_gradients_that_are_kept_are_counted() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="only Linux has control groups")
 def test_the_limit_of_a_container_is_the_available_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "CGROUPS", tmp_path)
-    whole = resources.available_ram()
+    monkeypatch.setattr(ram, "CGROUPS", tmp_path)
+    whole = ram.available_ram()
     assert whole is not None
     (tmp_path / "memory").mkdir()
     for limit in "memory.max", "memory/memory.limit_in_bytes":
         (tmp_path / limit).write_text(f"{whole // 2}\n")
-    assert resources.available_ram() == whole // 2
+    assert ram.available_ram() == whole // 2
     for limit in "memory.max", "memory/memory.limit_in_bytes":
         (tmp_path / limit).write_text("max\n")
-    assert resources.available_ram() == whole
+    assert ram.available_ram() == whole
 
 
 def test_a_run_that_needs_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +203,20 @@ def test_engines_estimate_their_footprint() -> None:
 
 def made(name: str, workers: int) -> Engine:
     return training(engine={"name": name, "workers": workers}).loop.engine
+
+
+def test_the_trial_of_batching_is_refused_if_it_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "available_ram", lambda: 19 * MODEL)
+    with pytest.raises(
+        KeelError, match=r"^engine.name = 'cohort' needs 384.8 kB of memory .* use 'serial' or a smaller"
+    ):
+        keel.run({"engine": {"name": "cohort"}}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_estimate_of_a_run_without_end_is_immediate() -> None:
+    spec = make_spec({"rounds": 10**15, "network": {"straggle": 1.0}, "engine": {"name": "serial"}})
+    estimated = estimate(spec)
+    assert estimated.rounds == 10**15
+    assert estimated.federation_seconds is not None
+    assert estimated.federation_seconds > 1e12

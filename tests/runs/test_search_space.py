@@ -146,3 +146,22 @@ def test_an_invalid_search_gives_an_error_of_one_line(search: dict[str, Any], me
 def test_a_grid_refuses_an_algorithm_that_it_lacks() -> None:
     with pytest.raises(KeelError, match="'paper-lenet' does not cover 'localghbm'; it covers fedavg"):
         make_plan({"algorithm": {"name": "localghbm"}, "search": {"grid": "paper-lenet"}})
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"seeds": 10**9},
+        {"method": "random", "points": 10**9},
+        {"method": "random", "points": 10**4, "seeds": 10**4},
+        {"fields": {f"{table}.lr": [0.1 + i for i in range(400)] for table in ("local", "server")}},
+    ],
+)
+def test_more_runs_than_any_machine_can_do_are_refused(search: dict[str, Any]) -> None:
+    with pytest.raises(KeelError, match=r"100,?000"):
+        make_plan({"search": {"fields": {"local.lr": [0.1, 0.2]}, **search}})
+
+
+def test_values_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(KeelError, match=r"^search.fields.local.lr must be a number, text, true or false, a list or"):
+        make_plan({"search": {"fields": parse_over(["local.lr=2026-01-01,2026-01-02"])}})

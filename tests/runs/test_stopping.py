@@ -20,6 +20,7 @@ from keel.runs import execute
 from keel.runs.build import build, make_task
 from keel.runs.folder import RunFolder, best_model
 from keel.runs.resources import footprint_of
+from keel.runs.sealed import seal
 from tests.conftest import Called, Killed, kill_at, one_line_error, uneven_data
 
 Keel = Callable[..., Called]
@@ -115,7 +116,7 @@ def test_the_wall_clock_budget_counts_the_rounds_before_a_resume(tmp_path: Path)
     table = {"rounds": 40, "evaluation": {"every": 20, "last": 2}, "stop": {"seconds": 1000}}
     interrupted = keel_api.run(table, out=tmp_path / "run", stop=lambda: True)
     assert (interrupted.status, interrupted.summary["stop_reason"]) == ("interrupted", None)
-    (tmp_path / "run/timings.jsonl").write_text('{"round": 1, "seconds": 999.99999}\n')
+    (tmp_path / "run/timings.jsonl").write_bytes(seal({"round": 1, "seconds": 999.99999}))
     run = keel_api.resume(tmp_path / "run")
     assert (run.status, run.summary["rounds"]) == ("stopped", 2)
     assert "accuracy" in run.records[-1]

@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -381,6 +380,8 @@ def test_a_loss_that_broadcasts_a_column_over_the_targets_is_refused(tmp_path: P
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_combined_metrics_and_chunks_of_any_size_are_measured(engine: str, tmp_path: Path) -> None:
+    import torchmetrics  # here: it takes seconds, and every worker imports this module
+
     torch.manual_seed(0)
     tokens = torch.randint(4, (1100, 6))
     tokens[:512, 1:] = -1  # the first chunk of test examples has fewest targets

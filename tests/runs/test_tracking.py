@@ -14,7 +14,8 @@ import pytest
 import keel
 from keel.report.comparison import compare
 from keel.runs import execute, tracking
-from keel.runs.folder import RunFolder, read_runs
+from keel.runs.finding import find_runs
+from keel.runs.folder import RunFolder
 from keel.runs.run import find_run
 
 ALL = ["tensorboard", "wandb", "mlflow"]
@@ -146,7 +147,7 @@ def test_trackers_do_not_change_the_run(twice_killed: keel.Run, tmp_path: Path) 
 
 def test_a_tracked_run_is_the_same_method(twice_killed: keel.Run, tmp_path: Path) -> None:
     keel.run({**SHORT, "seed": 1}, out=tmp_path / "run")
-    (method,) = compare(read_runs([twice_killed.path, tmp_path])).methods
+    (method,) = compare(find_runs([twice_killed.path, tmp_path])).methods
     assert (method.label, method.seeds) == ("GHBM", [0, 1])
     folder = find_run(keel.make_spec(SHORT), twice_killed.path)
     assert folder is not None

@@ -1,9 +1,9 @@
 """The algorithms by name: those of this folder, those of installed packages, and "module:Class"."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
-from inspect import Parameter, isfunction, signature
+from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -29,10 +29,11 @@ def algorithm_class(name: str) -> type[Algorithm]:
     for attribute in ("name", "title", "paper"):
         if not isinstance(getattr(cls, attribute, None), str):
             raise KeelError(f"algorithm.name: {name!r} must have a class attribute {attribute!r} of type str")
-    check_functions(cls)
+    check_functions(cls)  # type: ignore[arg-type]  # a class is hashable
     return cls
 
 
+@cache  # every spec is checked, and inspecting signatures would take half of the time of making one
 def check_functions(cls: type[Algorithm]) -> None:
     """Raise a KeelError if a class lacks its decorator, or if a function has other parameters than Algorithm's."""
     fields_of = [kind for kind in vars(cls).get("__annotations__", {}).values() if "ClassVar" not in str(kind)]
@@ -42,17 +43,12 @@ def check_functions(cls: type[Algorithm]) -> None:
         own = getattr(cls, name)
         if name.startswith("_") or not isfunction(function) or not isfunction(own):
             continue
-        expected, got = _parameters(function), _parameters(own)
+        expected, got = signature(function).parameters, signature(own).parameters
         takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in got.values())
         if len(expected) != len(got) and not takes_any:
             raise KeelError(
                 f"algorithm: {cls.__name__}.{name} must take ({', '.join(expected)}) (got ({', '.join(got)}))"
             )
-
-
-@cache  # every spec is checked, and inspecting signatures would take half of the time of making one
-def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
-    return signature(function).parameters
 
 
 def make_algorithm(name: str, **settings: Any) -> Algorithm:

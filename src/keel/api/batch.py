@@ -12,6 +12,7 @@ from keel.config.schema import Spec
 from keel.errors import Interrupted, KeelError
 from keel.runs.objects import RunObjects
 from keel.runs.passed import table_of
+from keel.signals import raising
 
 
 def shared_table(
@@ -43,8 +44,9 @@ def check_workers(workers: int | None) -> None:
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Raise a KeyboardInterrupt with advice if Ctrl-C ended the runs."""
+    """Raise a KeyboardInterrupt with advice if Ctrl-C, SIGTERM or SIGHUP ended the runs."""
     try:
-        yield
+        with raising():
+            yield
     except Interrupted:
         raise KeyboardInterrupt("every run has saved its last round; the same call continues") from None

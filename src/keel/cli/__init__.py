@@ -1,6 +1,8 @@
 """The command `keel`. A command imports what is slow to import only when it runs, so that --help answers quickly."""
 
+import logging
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -12,12 +14,19 @@ from keel.cli.compare import compare, demo, report
 from keel.cli.export import export
 from keel.cli.run import resume, run
 from keel.cli.sweep import sweep
-from keel.cli.typer_adapter import USAGE_ERROR, disable_rich_help, usage_message
+from keel.cli.typer_adapter import USAGE_ERROR, Commands, disable_rich_help, usage_message
+from keel.cli.verify import repair, verify
 from keel.errors import Interrupted, KeelError
+from keel.signals import exit_code, is_ending, raising
+
+log = logging.getLogger(__name__)
 
 disable_rich_help()
 
+NOTICE = "keel: stopping after the current round; press Ctrl-C again to stop immediately"
+
 app = typer.Typer(
+    cls=Commands,
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -30,8 +39,14 @@ app = typer.Typer(
 def keel(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Also print debug messages, and the traceback of an error.")
+    ] = False,
 ) -> None:
     """Federated learning that does not drift."""
+    if debug:
+        logging.basicConfig()
+        logging.getLogger("keel").setLevel(logging.DEBUG)
     if version:
         from importlib.metadata import version as version_of
 
@@ -40,7 +55,7 @@ def keel(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, resume, compare, sweep, report, export, campaign, algorithms):
+for command in (demo, run, resume, compare, sweep, report, export, verify, repair, campaign, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
@@ -48,20 +63,37 @@ app.add_typer(paper.app, name="paper")
 
 
 def main() -> None:
-    """Run the command. A user's mistake is printed as one line on standard error, with exit code 2."""
+    """Run the command. A user's mistake is printed as one line on standard error, with exit code 2.
+
+    Ctrl-C, SIGTERM and SIGHUP end it in the same way: what it has finished is saved, its worker processes end, and one
+    line says how to continue.
+    """
+    with raising(NOTICE):
+        sys.exit(_status())
+
+
+def _status() -> int:
+    """Run the command, and return its exit code."""
     try:
         status = app(standalone_mode=False)
     except (KeelError, USAGE_ERROR) as error:
+        log.debug("the command failed", exc_info=error)
         message = usage_message(error) or str(error)
         typer.echo(f"keel: {' '.join(message.split())}", err=True)
-        sys.exit(2)
+        return 2
+    except Interrupted as error:
+        return _interrupted(str(error))
+    except typer.Abort:
+        return _interrupted("nothing was changed")
     except OSError as error:  # a full disk, a folder without write permission, a closed pipe
-        typer.echo(f"keel: {error}", err=True)
-        sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
-        typer.echo("keel: interrupted; continue from the last checkpoint with keel resume", err=True)
-        sys.exit(130)
-    except Interrupted:
-        typer.echo("keel: interrupted; run the same command again to continue", err=True)
-        sys.exit(130)
-    sys.exit(status if isinstance(status, int) else 0)
+        log.debug("the command failed", exc_info=error)
+        with suppress(OSError):  # a terminal that was closed, which raised the error too
+            typer.echo(f"keel: {error}", err=True)
+        return exit_code() if is_ending() else 1
+    return status if isinstance(status, int) else 0
+
+
+def _interrupted(advice: str) -> int:
+    with suppress(OSError):  # a terminal that was closed
+        typer.echo(f"keel: interrupted; {advice}", err=True)
+    return exit_code()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the run folders and report.html.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of runs per method.")] = 5,
     rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: 600).")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -53,7 +53,7 @@ def demo(
     from keel.report.comparison import compare as compare_runs
     from keel.runs.compare import run_jobs
 
-    comparison = compare_runs(run_jobs(demo_jobs(out, seeds, rounds), quiet), "fedavg")
+    comparison = compare_runs(run_jobs(demo_jobs(out, seeds, rounds), quiet), "fedavg", skip_damaged=True)
     page = _write_page(out, "fedavg", None)
     if as_json:
         print_json(comparison.rows())
@@ -135,7 +135,7 @@ def compare(
     if dry_run:
         print_estimate([job.spec for job in jobs], as_json)
         return
-    comparison = compare_runs(run_jobs(jobs, quiet), baseline, number)
+    comparison = compare_runs(run_jobs(jobs, quiet), baseline, number, skip_damaged=True)
     page = _write_page(out, baseline, number)
     _print_comparison(comparison, form, interval, cost, as_json, page, quiet)
 
@@ -161,15 +161,17 @@ def report(
     from keel.config.overrides import read_network
     from keel.report.comparison import compare
     from keel.report.page import write_charts, write_report
-    from keel.runs.folder import read_runs
+    from keel.runs.finding import find_runs
 
     _check_format(form, as_json)
     baseline, number = _target(target)
-    comparison = compare(read_runs(runs), baseline, number, read_network(network) if network else None)
-    write_report(comparison, out)
+    estimated = read_network(network) if network else None
+    comparison = compare(find_runs(runs), baseline, number, estimated, skip_damaged=True)
+    problem = write_report(comparison, out)
+    _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
+    _print_problems(comparison, problem)
     if charts is not None:
         write_charts(comparison, charts)
-    _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
     if charts is not None and not as_json and form in (None, Format.text):
         typer.echo(f"Charts: {charts}")
 
@@ -261,11 +263,22 @@ def _write_page(folder: Path, baseline: str | None, target: float | None) -> Pat
     """Write the page on all runs in a folder, including those of earlier commands."""
     from keel.report.comparison import compare as compare_runs
     from keel.report.page import write_report
-    from keel.runs.folder import read_runs
+    from keel.runs.finding import find_runs
 
     page = folder / "report.html"
-    write_report(compare_runs(read_runs([folder]), baseline, target), page)
+    comparison = compare_runs(find_runs([folder]), baseline, target, skip_damaged=True)
+    _print_problems(comparison, write_report(comparison, page))
     return page
+
+
+def _print_problems(comparison: "Comparison", problem: str | None) -> None:
+    """Print a line for each run that was skipped, and why the page has no charts."""
+    from keel.cli.terminal import errors
+
+    for run in comparison.skipped:
+        errors.print(f"skipped {run}", soft_wrap=True)
+    if problem is not None:
+        errors.print(problem, soft_wrap=True)
 
 
 def _check_format(form: Format | None, as_json: bool) -> None:

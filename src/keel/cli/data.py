@@ -53,6 +53,11 @@ def data_get(name: Name, quiet: Quiet = False) -> None:
     from keel.data.store import data_folder
 
     entry, folder = find(name), data_folder()
+    if not entry.needs_files and signature(entry.load).parameters:
+        raise KeelError(
+            f"data.name: {name!r} reads your files and downloads none; "
+            f"inspect them with keel data show {name} --set ..."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,11 +69,6 @@ def data_get(name: Name, quiet: Quiet = False) -> None:
     if entry.needs_files:
         load(name, {})
         console.print(f"{name} is ready in {folder}", soft_wrap=True)
-    elif signature(entry.load).parameters:
-        raise KeelError(
-            f"data.name: {name!r} reads your files and downloads none; "
-            f"inspect them with keel data show {name} --set ..."
-        )
     else:
         console.print(f"{name} needs no files")
 

@@ -57,7 +57,9 @@ def paper_run(
         Scale, typer.Option(help="paper: the printed protocol; desktop: hours on two cores; smoke: seconds.")
     ] = Scale.smoke,
     out: Out = DEFAULT_OUT,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, instead of the recipe's.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Number of seeds, instead of the recipe's.")
+    ] = None,
     as_is: Annotated[bool, typer.Option("--as-is", help="Run nothing; render the finished runs.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,

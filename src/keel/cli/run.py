@@ -26,6 +26,7 @@ from keel.cli.options import (
     print_json,
     with_options,
 )
+from keel.signals import exit_code
 
 if TYPE_CHECKING:
     from keel.core.records import PrimaryMetric, Summary
@@ -116,7 +117,7 @@ def _client_mean(path: Path, primary: "PrimaryMetric") -> str:
 
 
 def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
-    """Print how a run ended; exit with 130 if it was interrupted."""
+    """Print how a run ended; exit with 130 (Ctrl-C), 143 or 129 if it was interrupted."""
     from keel.cli.terminal import console, errors
     from keel.core.records import end_value, primary_metric
     from keel.units import size
@@ -137,4 +138,4 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
         console.print(f"run: {path}", soft_wrap=True)
     if summary["status"] == "interrupted":
         errors.print(f"interrupted; continue with: keel resume {shlex.quote(str(path))}", soft_wrap=True)
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())

@@ -5,8 +5,20 @@ from typing import Any
 import typer
 import typer.core
 
+from keel.errors import Interrupted
+
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 """The base class of the errors that typer raises for wrong options. It has no public name in every version."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands. Typer would turn a KeyboardInterrupt into an exit code without a line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted(*error.args) from None
 
 
 def disable_rich_help() -> None:

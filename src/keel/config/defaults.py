@@ -24,12 +24,13 @@ from keel.config.schema import (
     resolved_spec,
     with_current_names,
 )
+from keel.config.values import check_values
 from keel.core.optimizer_names import OPTIMIZERS
 from keel.core.sampling import SAMPLERS
 from keel.data import catalog
 from keel.data.schemes import SHARDS_PER_CLIENT, implied_by
 from keel.engines import AUTO, ENGINES
-from keel.errors import KeelError, unknown_name
+from keel.errors import KeelError, shown, unknown_name
 from keel.settings import paths
 
 
@@ -41,8 +42,11 @@ def make_spec(table: Mapping[str, Any]) -> Spec:
     """
     full = completed(table)
     for section, field in _path_fields(full):
-        if Path(path := full[section][field]).exists():
-            full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+        try:
+            if Path(path := full[section][field]).exists():
+                full[section][field] = str(Path(path).absolute())  # so that a resume finds it from any folder
+        except OSError as error:  # a name that no file can have
+            raise KeelError(f"{section}.{field} must be a path ({error.strerror}; got {shown(path)})") from None
     return resolved_spec(full)
 
 
@@ -52,6 +56,7 @@ def completed(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeelError: A table, field, name or value is not valid; the message is one line.
     """
+    check_values(table)
     table = with_current_names(without_none(table))
     check_names(table)
     layers = _default_layers(table)
@@ -70,7 +75,9 @@ def check_names(table: Mapping[str, Any]) -> None:
         if isinstance(value, Algorithm) or not (isinstance(kind, type) and issubclass(kind, BaseModel | Algorithm)):
             continue
         if not isinstance(value, Mapping):
-            raise KeelError(f"{section} must be a table (got {value!r}); write [{section}] with its fields below it")
+            raise KeelError(
+                f"{section} must be a table (got {shown(value)}); write [{section}] with its fields below it"
+            )
         if issubclass(kind, BaseModel) and kind.model_config.get("extra") == "forbid":  # others depend on their name
             for field in value:
                 if field not in kind.model_fields:
@@ -87,10 +94,14 @@ def user_files(table: Mapping[str, Any]) -> list[str]:
     return [table[section][field] for section, field in _path_fields(table, import_code=False)]
 
 
-def assignments(table: Mapping[str, Any]) -> list[str]:
+def assignments(table: Mapping[str, Any], near: tuple[Mapping[str, Any], Iterable[str]] | None = None) -> list[str]:
     """The "key=value" texts from which `override` and `make_spec` restore a resolved table: all that is not a default.
 
     No code that the table names is imported: where it names a user's code, all fields are listed.
+
+    Args:
+        near: A similar table and the fields that are not defaults in it. If these, and those in which the tables
+            differ, restore the table, they are listed, which is found many times faster.
     """
     table = {section: value for section, value in table.items() if section not in NOT_COMPUTED}
     fields = flatten(table)
@@ -98,11 +109,35 @@ def assignments(table: Mapping[str, Any]) -> list[str]:
     builtin["engine"] = {AUTO, CUSTOM, *ENGINES}
     known_sampler = table["participation"].get("sampler", CUSTOM) in {CUSTOM, *SAMPLERS}
     if known_sampler and all(table[section]["name"] in names for section, names in builtin.items()):
-        for field in fields:
-            rest = {key: value for key, value in fields.items() if key != field}
-            if _suffices(rest, table):
-                fields = rest
+        fields = _enough(fields, table, near)
     return [f"{key}={_as_text(value)}" for key, value in fields.items()]
+
+
+def _enough(
+    fields: dict[str, Any], table: Mapping[str, Any], near: tuple[Mapping[str, Any], Iterable[str]] | None
+) -> dict[str, Any]:
+    """The fields from which `make_spec` restores the table, without those that the others imply."""
+    other, listed = near or _defaults_of(table)
+    flat, kept = flatten(other), set(listed)
+    some = {k: v for k, v in fields.items() if k in kept or k not in flat or flat[k] != v}
+    if _suffices(some, table):
+        fields = some
+        if near is not None:
+            return fields
+    for field in fields:
+        rest = {key: value for key, value in fields.items() if key != field}
+        if _suffices(rest, table):
+            fields = rest
+    return fields
+
+
+def _defaults_of(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The spec of the same algorithm, data set and model with defaults for all else, and these three fields."""
+    named = {section: {"name": table[section]["name"]} for section in ("algorithm", "data", "model")}
+    try:
+        return make_spec(named).experiment, list(flatten(named))
+    except KeelError:  # some have fields without a default
+        return {}, []
 
 
 @cache
@@ -112,10 +147,11 @@ def defaults() -> dict[str, Any]:
 
 
 def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table without fields that are None, which is how Python leaves one out."""
+    """The table without fields that are None, which is how Python leaves one out, and with lists for tuples."""
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
     return {
         key: without_none(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
+        for key, value in plain.items()
         if value is not None
     }
 
@@ -147,9 +183,10 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any], defaults: Mapping[st
     if "steps" in given_local and "epochs" not in given_local:
         full["local"].pop("epochs", None)
     default = defaults["local"].get("optimizer", LocalSpec.model_fields["optimizer"].default)
-    if given_local.get("optimizer", default) != default:  # the other defaults are for another one
-        if "lr" not in given_local and given_local["optimizer"] in OPTIMIZERS:
-            full["local"]["lr"] = OPTIMIZERS[given_local["optimizer"]].lr
+    optimizer = given_local.get("optimizer", default)
+    if optimizer != default:  # the other defaults are for another one
+        if "lr" not in given_local and isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+            full["local"]["lr"] = OPTIMIZERS[optimizer].lr
         settings = [field for field in full["local"] if field not in {*LocalSpec.model_fields, *given_local}]
         for setting in settings:
             del full["local"][setting]
@@ -197,9 +234,9 @@ def _path_fields(table: Mapping[str, Any], *, import_code: bool = True) -> list[
 def _suffices(fields: Mapping[str, Any], table: Mapping[str, Any]) -> bool:
     """Whether a spec with only these fields resolves to `table`."""
     given: dict[str, Any] = {}
-    for key, value in fields.items():
-        put(given, key, value)
     try:
+        for key, value in fields.items():
+            put(given, key, value)
         return flatten(make_spec(given).experiment) == flatten(table)
     except KeelError:
         return False

@@ -8,19 +8,25 @@ from typing import Any
 from pydantic import ValidationError
 
 from keel.config.network import Network
-from keel.errors import KeelError, explain, unknown_name
+from keel.config.values import check_values
+from keel.errors import KeelError, explain, shown, unknown_name
+
+NOT_TOML = (ValueError, RecursionError)
+"""What `tomllib.loads` raises: also for integers of thousands of digits, and for thousands of lists in each other."""
 
 
 def read_spec(path: Path) -> dict[str, Any]:
     """The table of a TOML file, not yet checked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KeelError(f"spec: file {str(path)!r} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise KeelError(f"spec: cannot read {str(path)!r} ({error})") from None
-    except tomllib.TOMLDecodeError as error:
+    except NOT_TOML as error:
         raise KeelError(f"spec: {str(path)!r} is not valid TOML ({error})") from None
+    check_values(table)
+    return table
 
 
 def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -29,15 +35,16 @@ def override(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (equals and key):
-            raise KeelError(f"--set must be key=value, as in local.lr=0.03 (got {assignment!r})")
+            raise KeelError(f"--set must be key=value, as in local.lr=0.03 (got {shown(assignment)})")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except NOT_TOML:
             value = text
         try:
             put(result, key, value)
         except KeelError as error:
             raise KeelError(f"--set: {error}") from None
+    check_values(result)
     return result
 
 

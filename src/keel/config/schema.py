@@ -26,7 +26,7 @@ from keel.core.sampling import SAMPLERS
 from keel.core.schedules import Schedule
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
-from keel.errors import KeelError, explain, unknown_name
+from keel.errors import KeelError, explain, shown, unknown_name
 from keel.settings import PathText, check_settings
 
 NOT_COMPUTED = ("network", "tracking")
@@ -177,7 +177,7 @@ def _checked_clip(value: Any) -> Any:
     """The clipping of reports; false, which TOML has for None, switches it off."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
     if value is not None and value is not False and value != "adaptive" and not number:
-        raise KeelError(f"server.clip must be a positive number, 'adaptive' or false (got {value!r})")
+        raise KeelError(f"server.clip must be a positive number, 'adaptive' or false (got {shown(value)})")
     return None if value is False else value
 
 
@@ -232,6 +232,11 @@ class EvaluationSpec(_Table):
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after this one of `rounds` rounds."""
         return round % self.every == 0 or round > rounds - self.last
+
+    def count(self, rounds: int) -> int:
+        """The number of rounds, out of `rounds`, after which the model is evaluated."""
+        last = min(self.last, rounds)
+        return (rounds - last) // self.every + last
 
     @model_validator(mode="after")
     def _not_selected_on_test(self) -> "EvaluationSpec":
@@ -401,10 +406,8 @@ def with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(local, Mapping):
         return dict(table)
     if "momentum" in local:
-        raise KeelError(
-            f"algorithm.momentum = {algorithm['momentum']!r} and local.momentum = {local['momentum']!r} are one field; "
-            "remove algorithm.momentum"
-        )
+        both = f"algorithm.momentum = {shown(algorithm['momentum'])} and local.momentum = {shown(local['momentum'])}"
+        raise KeelError(f"{both} are one field; remove algorithm.momentum")
     moved = {"momentum": algorithm["momentum"], "optimizer_state": "keep", **local}
     kept = {name: value for name, value in algorithm.items() if name != "momentum"}
     return {**table, "algorithm": kept, "local": moved}

@@ -2,18 +2,21 @@
 
 A row that the last checkpoint or the current round needs is never overwritten: a client's new state goes to another
 row. So a round reads and writes one client's state at a time, an interrupted round changes nothing, a checkpoint costs
-only what has changed, and after a kill the rows of the last checkpoint are intact.
+only what has changed, and after a kill the rows of the last two checkpoints are intact. Every row has a checksum, which
+is checked whenever the row is read.
 """
 
 import json
 import os
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkstemp
-from typing import Any
 from weakref import finalize
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,12 +24,21 @@ from torch import Tensor
 
 from keel.algorithms.base import ClientState, State
 from keel.core.choices import Precision
-from keel.errors import KeelError
+from keel.errors import DamagedFile, KeelError
 
 OPTIMIZER = "keel.optimizer."
 """Begins the names of a client's optimiser state. Names that begin with "keel." are reserved."""
 Signature = dict[str, tuple[list[int], str]]
 """The names of tensors with their shapes and dtypes."""
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """What a checkpoint keeps of the client states besides the file."""
+
+    arrays: dict[str, np.ndarray]
+    """The clients, their rows and the checksums of these. Checkpoints of earlier versions have no checksums."""
+    signature: str
 
 
 class ClientStates(Mapping[int, ClientState]):
@@ -53,7 +65,8 @@ class ClientStates(Mapping[int, ClientState]):
         self.rows: OrderedDict[int, int] = OrderedDict()
         self.signature: Signature | None = None
         self._staged: dict[int, int] = {}
-        self._saved: set[int] = set()
+        self._sums = array("I")
+        self._last, self._kept = np.empty(0, np.int64), np.empty(0, np.bool_)
         self._free: list[int] = []
         self._end = 0
 
@@ -62,6 +75,8 @@ class ClientStates(Mapping[int, ClientState]):
         signature = self.signature or {}
         buffers = [bytearray(prod(shape) * _itemsize(dtype)) for shape, dtype in signature.values()]
         _read(self.file, buffers, row * self.row_bytes)
+        if _sum(buffers) != self._sums[row]:
+            raise self._damaged(f"the checksum of client {client} is wrong")
         state = {}
         for buffer, (name, (shape, dtype)) in zip(buffers, signature.items(), strict=True):
             state[name] = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
@@ -90,7 +105,9 @@ class ClientStates(Mapping[int, ClientState]):
             )
         row = self._next_row()
         self._staged[client] = row
-        _write(self.file, [_raw(tensor) for tensor in tensors.values()], row * self.row_bytes)
+        contents = [_raw(tensor) for tensor in tensors.values()]
+        self._sums[row] = _sum(contents)
+        _write(self.file, contents, row * self.row_bytes)
 
     def commit(self) -> None:
         """End the round: the staged states are now the clients' states."""
@@ -106,36 +123,83 @@ class ClientStates(Mapping[int, ClientState]):
         self._free += self._staged.values()
         self._staged = {}
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> SavedRows:
         """What a checkpoint needs, once the rows are on disk. Call `saved` when the checkpoint is written."""
         os.fsync(self.file)
         clients, rows = (np.fromiter(values, np.int64, len(self.rows)) for values in (self.rows, self.rows.values()))
-        return {"clients": clients, "rows": rows, "signature": json.dumps(self.signature)}
+        sums = np.array(self._sums, np.uint32)[rows].view(np.int32)
+        return SavedRows({"clients": clients, "rows": rows, "sums": sums}, json.dumps(self.signature))
 
     def saved(self) -> None:
-        """The checkpoint is written: rows that it does not need are free. Not to be called within a round."""
-        self._staged = {}
-        self._saved = set(self.rows.values())
-        self._free = [row for row in range(self._end) if row not in self._saved]
+        """The checkpoint is written: rows that neither it nor the one before it needs are free.
 
-    def restore(self, clients: np.ndarray, rows: np.ndarray, signature: str) -> None:
+        Not to be called within a round.
+        """
+        self._staged = {}
+        before, self._last = self._last, np.fromiter(self.rows.values(), np.int64, len(self.rows))
+        self._keep(self._last, before)
+
+    def restore(self, saved: SavedRows) -> None:
         """Restore what `save` returned."""
-        parsed = json.loads(signature)
+        parsed = json.loads(saved.signature)
         self.signature = None if parsed is None else {name: (shape, dtype) for name, (shape, dtype) in parsed.items()}
-        self.rows = OrderedDict(zip(clients.tolist(), rows.tolist(), strict=True))
-        self._end = 1 + max(rows.tolist(), default=-1)
+        rows = saved.arrays["rows"]
+        self.rows = OrderedDict(zip(saved.arrays["clients"].tolist(), rows.tolist(), strict=True))
+        self._end = 1 + int(rows.max(initial=-1))
         if os.fstat(self.file).st_size < self._end * self.row_bytes:
-            raise KeelError(f"run: {str(self.path)!r} is damaged: it is shorter than its checkpoint requires")
-        self.saved()
+            raise self._damaged("it is shorter than its checkpoint requires")
+        sums = np.zeros(self._end, np.uint32)
+        if "sums" in saved.arrays:
+            sums[rows] = saved.arrays["sums"].view(np.uint32)
+        else:
+            sums[rows] = [sum for _, sum in self._read_sums()]
+        self._sums = array("I", sums.tobytes())
+        self._last = rows
+        self._keep(rows)
+
+    def protect(self, saved: SavedRows) -> None:
+        """Keep the rows of the checkpoint before the one that was restored."""
+        rows = saved.arrays["rows"]
+        self._end = max(self._end, 1 + int(rows.max(initial=-1)))
+        self._keep(self._last, rows)
+
+    def verify(self) -> None:
+        """Read the state of every client.
+
+        Raises:
+            DamagedFile: A state does not have its checksum.
+        """
+        for client, sum in self._read_sums():
+            if sum != self._sums[self.rows[client]]:
+                raise self._damaged(f"the checksum of client {client} is wrong")
+
+    def _read_sums(self) -> Iterator[tuple[int, int]]:
+        """The checksum of each client's row in the file."""
+        buffers = [bytearray(self.row_bytes)]
+        for client, row in self.rows.items():
+            _read(self.file, buffers, row * self.row_bytes)
+            yield client, _sum(buffers)
+
+    def _damaged(self, reason: str) -> DamagedFile:
+        return DamagedFile(f"run: {str(self.path)!r} is damaged ({reason}); restore the run with keel repair")
+
+    def _keep(self, *needed: np.ndarray) -> None:
+        """Keep these rows; all others are free."""
+        self._kept = np.zeros(self._end, np.bool_)
+        for rows in needed:
+            self._kept[rows] = True
+        self._sums.extend([0] * (self._end - len(self._sums)))
+        self._free = np.flatnonzero(~self._kept).tolist()
 
     def _release(self, row: int | None) -> None:
-        if row is not None and row not in self._saved:
+        if row is not None and not (row < len(self._kept) and self._kept[row]):
             self._free.append(row)
 
     def _next_row(self) -> int:
         if self._free:
             return self._free.pop()
         self._end += 1
+        self._sums.append(0)
         return self._end - 1
 
 
@@ -190,10 +254,20 @@ def row_bytes(signature: Signature) -> int:
 
 
 def _open(path: Path | None) -> int:
-    if path is not None:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    descriptor, name = mkstemp(prefix="keel-")
-    Path(name).unlink()
+    if path is None:
+        descriptor, name = mkstemp(prefix="keel-")
+        Path(name).unlink()
+        return descriptor
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except PermissionError:  # to verify a run, or to read its model, no permission to write is needed
+        return os.open(path, os.O_RDONLY)
+    if new:  # the name is on disk before a checkpoint refers to it
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
     return descriptor
 
 
@@ -228,6 +302,14 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[number + 1 :]]
         count -= len(view)
     return []
+
+
+def _sum(contents: Iterable[bytes | bytearray | memoryview]) -> int:
+    """The checksum of a row."""
+    total = 0
+    for content in contents:
+        total = crc32(content, total)
+    return total
 
 
 def _text(signature: Signature) -> str:

@@ -4,7 +4,7 @@ It is given a task, an algorithm, a sampler and an engine, and imports nothing a
 clusters.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keel.algorithms.base import ClientState, Message, Report, State
 from keel.core.choices import Clip, Precision
-from keel.core.client import LocalTraining
+from keel.core.client import ClientResult, LocalTraining
 from keel.core.client_state import ClientStates, within_budget
 from keel.core.clipping import RoundClipping
 from keel.core.devices import single_thread
@@ -148,14 +148,21 @@ class Loop:
         if algorithm.probes:
             work, server = self._probe(work, server, dropped, observers, clipping)
         work, results = self._replies(work, self.engine.train(work), dropped)
+        collector = ReportCollector(state, not self.settings.local_buffers, observers)
+        received: Iterable[ClientResult] = collector.received(
+            work.cohort.tolist(), self.participation.weights(work.cohort), results
+        )
+        if clipping is not None:
+            received = collector.clipped(clipping, work.cohort.tolist(), received)
+            work = self._without(work, clipping.rejected, dropped)
         weights = self.participation.weights(work.cohort)
-        collector = ReportCollector(state, work, weights, not self.settings.local_buffers, clipping)
-        reports = collector.reports(results, observers)
+        reports = collector.reports(work.cohort.tolist(), weights, received)
         server = self._checked(algorithm.aggregate(server, reports, work.ctx))
         for _ in reports:  # an algorithm may not need all of them; the clients took part all the same
             pass
         event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
-        record = make_record(event, dropped, collector.losses, observers, clipping)
+        losses = [collector.losses[client] for client in work.cohort.tolist()]
+        record = make_record(event, dropped, losses, observers, clipping)
         state.round, state.server = (
             work.ctx.round,
             within_budget(server, state.server, self.settings.server_ram, state.clients.path),
@@ -204,7 +211,10 @@ class Loop:
                 yield message
 
         work, probes = self._replies(work, self.engine.probe(work), dropped)
-        messages = received() if clipping is None else clipping.probes(work.cohort.tolist(), received())
+        messages: Iterable[Message] = received()
+        if clipping is not None:
+            messages = clipping.probes(work.cohort.tolist(), messages)
+            work = self._without(work, clipping.rejected, dropped)
         weights = self.participation.weights(work.cohort)
         reports = (Report(message, weight, steps=0) for message, weight in zip(messages, weights, strict=True))
         server, message = self.algorithm.absorb(server, reports, work.ctx)
@@ -220,13 +230,18 @@ class Loop:
         """
         if not self.engine.remote:
             return work, cast(Iterator[Reply], replies)
-        every = dict(enumerate(replies))
-        dropped |= {int(work.cohort[row]): reply for row, reply in every.items() if isinstance(reply, Dropped)}
-        answered = {row: reply for row, reply in every.items() if not isinstance(reply, Dropped)}
-        if len(answered) < len(every):
-            rows = list(answered)
-            work = work.of(rows, self.participation.context(work.ctx.round, work.cohort[rows]))
-        return work, answered.values()
+        every = dict(zip(work.cohort.tolist(), replies, strict=True))
+        failed = {client: reply for client, reply in every.items() if isinstance(reply, Dropped)}
+        answered = [reply for reply in every.values() if not isinstance(reply, Dropped)]
+        return self._without(work, failed, dropped), answered
+
+    def _without(self, work: RoundWork, failed: Mapping[int, Dropped], dropped: dict[int, Dropped]) -> RoundWork:
+        """The work without clients that did not answer or were rejected, which are added to `dropped`."""
+        dropped |= failed
+        rows = [row for row, client in enumerate(work.cohort.tolist()) if client not in failed]
+        if len(rows) == len(work.cohort):
+            return work
+        return work.of(rows, self.participation.context(work.ctx.round, work.cohort[rows]))
 
     def _evaluated(self, record: Record, state: TrainingState) -> Record:
         """The record with the model's metrics on the test examples."""

@@ -135,6 +135,8 @@ def make_record(
         record["norms"] = {str(client): finite(norm) for client, norm in clipping.norms.items()}
         if clipping.clipped:
             record["clipped"] = [client for client in record["cohort"] if client in clipping.clipped]
+        if clipping.rejected:
+            record["rejected"] = sorted(clipping.rejected)
     record["train_loss"] = finite(float(np.mean(losses)))
     for observer in observers:
         _add_fields(record, observer, event)

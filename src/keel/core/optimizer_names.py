@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from keel.errors import KeelError, unknown_name
+from keel.errors import KeelError, shown, unknown_name
 
 OptimizerState = Literal["reset", "keep"]
 """What becomes of a client's optimiser state after a round: it is dropped, or kept as client state."""
@@ -68,7 +68,7 @@ def _check_value(setting: str, value: Any) -> None:
     else:
         valid, expected = _is_number(value), "a number from 0"
     if not valid:
-        raise KeelError(f"local.{setting} must be {expected} (got {value!r})")
+        raise KeelError(f"local.{setting} must be {expected} (got {shown(value)})")
 
 
 def _is_number(value: Any, limit: float = inf) -> bool:

@@ -117,6 +117,8 @@ class Record(TypedDict, total=False):
     """With `server.clip`: the Euclidean norm of each client's report before clipping, over its large tensors."""
     clipped: list[int]
     """The clients whose report, probe or buffers were clipped; missing if there are none."""
+    rejected: list[int]
+    """The clients of `dropped` whose norm was far above the median; missing if there are none."""
     train_loss: float | None
     diverged: bool
     drift: float | None
@@ -190,6 +192,8 @@ class Versions(TypedDict):
 class Environment(Versions, total=False):
     """What a run used besides its spec: environment.json."""
 
+    format: int
+    """Of the run folder; missing in folders of earlier versions."""
     engine: str
     engine_reason: str
     """Why `engine.name = "auto"` trains one client at a time; missing if it does not."""

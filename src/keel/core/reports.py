@@ -10,7 +10,7 @@ from torch import Tensor
 from keel.algorithms.base import ClientState, Report
 from keel.core.client import ClientResult
 from keel.core.clipping import RoundClipping
-from keel.core.engine import LazySequence, RoundWork
+from keel.core.engine import LazySequence
 from keel.core.observers import Observer
 from keel.core.training_state import BUFFERS, TrainingState
 
@@ -40,47 +40,49 @@ def client_inputs(
 class ReportCollector:
     """Collects the clients' results in the order of the cohort: stages states, averages buffers, notifies observers.
 
-    With clipping, all results are read before the first report. Observers see the messages as they were sent.
+    Observers see the messages as they were sent, also those that are rejected.
     """
 
-    def __init__(
-        self,
-        state: TrainingState,
-        work: RoundWork,
-        weights: Sequence[float],
-        averages_buffers: bool,
-        clipping: RoundClipping | None = None,
-    ):
-        self.state, self.work, self.weights, self.clipping = state, work, weights, clipping
+    def __init__(self, state: TrainingState, averages_buffers: bool, observers: Sequence[Observer]):
+        self.state, self.observers = state, observers
         self.mean_buffers = torch.zeros_like(state.buffers) if averages_buffers and state.buffers is not None else None
-        self.losses: list[float] = []
+        self.losses: dict[int, float] = {}
 
-    def reports(self, results: Iterable[ClientResult], observers: Sequence[Observer]) -> Iterator[Report]:
-        received = self._received(results, observers)
-        if self.clipping is not None:
-            sent_buffers = None if self.mean_buffers is None else self.state.buffers
-            received = self.clipping.results(self.work.cohort.tolist(), received, sent_buffers)
-        for weight, result in zip(self.weights, received, strict=True):
+    def received(
+        self, cohort: Sequence[int], weights: Sequence[float], results: Iterable[ClientResult]
+    ) -> Iterator[ClientResult]:
+        """Yield each result once the observers have seen it."""
+        watchers = [each for each in self.observers if type(each).client_reported is not Observer.client_reported]
+        for client, weight, result in zip(cohort, weights, results, strict=True):
+            sent = result.message
             if self.mean_buffers is not None and result.buffers is not None:
-                self.mean_buffers.add_(result.buffers, alpha=weight)
-            yield Report(result.message, weight, result.steps)
-
-    def _received(self, results: Iterable[ClientResult], observers: Sequence[Observer]) -> Iterator[ClientResult]:
-        """Yield each result once its client state is staged and the observers have seen it."""
-        watchers = [each for each in observers if type(each).client_reported is not Observer.client_reported]
-        for client, weight, result in zip(self.work.cohort.tolist(), self.weights, results, strict=True):
-            message, client_state = result.message, dict(result.state)
-            if self.mean_buffers is not None and result.buffers is not None:
-                message = {**message, BUFFERS: result.buffers}
-            elif result.buffers is not None:
-                client_state[BUFFERS] = result.buffers
-            if client_state:
-                self.state.clients.stage(client, client_state)
-            self.losses.append(float(result.loss))
-            for observer in observers:
-                observer.message_received(message)
+                sent = {**sent, BUFFERS: result.buffers}
+            self.losses[client] = float(result.loss)
+            for observer in self.observers:
+                observer.message_received(sent)
             if watchers:  # an engine may reuse the memory of a state that is staged
                 result = replace(result, state={name: value.clone() for name, value in result.state.items()})
             for observer in watchers:
                 observer.client_reported(client, weight, result)
             yield result
+
+    def clipped(
+        self, clipping: RoundClipping, cohort: Sequence[int], results: Iterable[ClientResult]
+    ) -> list[ClientResult]:
+        """The clipped results without those that are rejected. All are read first."""
+        return clipping.results(cohort, results, None if self.mean_buffers is None else self.state.buffers)
+
+    def reports(
+        self, cohort: Sequence[int], weights: Sequence[float], results: Iterable[ClientResult]
+    ) -> Iterator[Report]:
+        """Yield the report of each client that takes part, once its client state is staged."""
+        for client, weight, result in zip(cohort, weights, results, strict=True):
+            client_state = dict(result.state)
+            if result.buffers is not None:
+                if self.mean_buffers is not None:
+                    self.mean_buffers.add_(result.buffers, alpha=weight)
+                else:
+                    client_state[BUFFERS] = result.buffers
+            if client_state:
+                self.state.clients.stage(client, client_state)
+            yield Report(result.message, weight, result.steps)

@@ -27,12 +27,14 @@ from keel.core.client import ClientResult
 from keel.core.devices import cores
 from keel.core.engine import CPU, EngineDefaults, RoundSize, RoundWork, Workload
 from keel.core.optimizers import without_optimizer
+from keel.core.orphans import end_with_parent
 from keel.engines import dispatch
 from keel.engines.allocator import tune
 from keel.engines.cohort import Cohort
 from keel.engines.serial import Serial
 from keel.engines.shared_memory import Shared, Slot
 from keel.errors import KeelError
+from keel.signals import handle_in_worker
 
 TRAIN, PROBE, MEASURE = range(3)
 REQUEST = struct.Struct("=qq")
@@ -135,7 +137,7 @@ class Pool(EngineDefaults):
         """End the workers. The next round starts new ones."""
         for worker in self.workers:
             worker.connection.close()
-            worker.process.terminate()
+            worker.process.kill()
         for worker in self.workers:
             worker.process.join()
         self.workers, self.shared = [], None
@@ -260,8 +262,8 @@ def _result(reply: bytes) -> bytearray:
 
 def _work(connection: Connection, ends: Iterable[Connection], make: EngineMaker, shared: Shared) -> None:
     """Serve requests until the parent is gone: the main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handle_in_worker(signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
+    end_with_parent()
     for end in ends:  # copies made by the fork: while one is open, the end of the parent goes unnoticed
         if end is not connection:
             end.close()

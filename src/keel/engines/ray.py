@@ -30,19 +30,15 @@ from keel.engines.ray_actor import (
     to_tensors,
     unpack_result,
 )
-from keel.engines.ray_cluster import Cluster, is_connected, load_ray, one_line
+from keel.engines.ray_cluster import POLL, SCHEDULE_TIMEOUT, Cluster, is_connected, load_ray, one_line
 from keel.engines.serial import Serial
 from keel.errors import KeelError
+from keel.signals import is_ending
 
 MAX_CLIENTS, MIN_ITEMS = 8, 4
 """The largest number of clients in an item, and the items per actor that must remain for an item to have several."""
 WAITING_BYTES = 2**30
 """Bytes of results that may wait for an earlier one of the cohort; beyond it actors wait."""
-SCHEDULE_TIMEOUT, POLL = 600.0, 1.0
-"""Seconds until a node must run an actor if none runs, and between two polls, after which signals are handled.
-
-A node that is busy, or that has to be started first, takes minutes.
-"""
 
 
 @dataclass(eq=False)
@@ -169,10 +165,17 @@ class Ray(EngineDefaults):
         return handle.load.remote(type(self.engine), [self.packed[by_file]])
 
     def wait(self, references: list[Any]) -> list[Any]:
-        """Wait until at least one of the references is ready, and return all that are."""
+        """Wait until at least one of the references is ready, and return all that are.
+
+        Raises:
+            OSError: No node has had room for a worker for a long time.
+            KeyboardInterrupt: The run is to end after this round, which no node computes.
+        """
         ray, deadline = self.cluster.ray, monotonic() + SCHEDULE_TIMEOUT
         while not ray.wait(references, num_returns=1, timeout=POLL)[0]:
-            if monotonic() > deadline and not self._is_any_scheduled():
+            if (monotonic() > deadline or is_ending()) and not self._is_any_scheduled():
+                if is_ending():
+                    raise KeyboardInterrupt
                 raise OSError(f"Ray: no node has had room for a worker for {SCHEDULE_TIMEOUT:g} s")
         return ray.wait(references, num_returns=len(references), timeout=0)[0]
 

@@ -23,6 +23,11 @@ SILENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns at every start that a default will change
 }
+SCHEDULE_TIMEOUT, POLL = 600.0, 1.0
+"""Seconds until a node must have room for an actor or a run, and between two polls, after which signals are handled.
+
+A node that is busy, or that has to be started first, takes minutes.
+"""
 CONNECT_TIMEOUT = 10.0
 """Seconds until a cluster must accept a connection. Ray itself would try for minutes."""
 _connected: "WeakSet[Cluster]" = WeakSet()
@@ -92,10 +97,9 @@ class Cluster:
 
     def slots(self) -> int:
         """Return how many actors or runs fit on the cluster."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        count = sum(self._slots_of(node) for node in nodes)
+        count = self.slots_now()
         if count == 0:
-            gpus = sum(node.get("GPU", 0.0) for node in nodes)
+            gpus = sum(node.get("GPU", 0.0) for node in self._nodes())
             self.leave()
             if self.gpus:
                 raise KeelError(
@@ -103,6 +107,10 @@ class Cluster:
                 )
             raise KeelError(f"engine.address: the cluster at {self.address!r} has no free core; use another cluster")
         return count
+
+    def slots_now(self) -> int:
+        """Return how many actors or runs the nodes that are alive have room for; 0 if every node is lost."""
+        return sum(map(self._slots_of, self._nodes()))
 
     @contextmanager
     def one_line_errors(self) -> Iterator[None]:
@@ -118,6 +126,10 @@ class Cluster:
             _connected.remove(self)
             if not _connected:
                 load_ray().shutdown()
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return the resources of each node that is alive."""
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def _slots_of(self, node: dict[str, float]) -> int:
         cores = int(node.get("CPU", 0))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from keel.core.engine import CPU, Engine, Workload
+from keel.core.ram import available_ram
 from keel.engines.batching import WORK_LIMIT, model_error, work_per_step_operation
 from keel.engines.cohort import Cohort
 from keel.engines.kinds import AUTO, ENGINES, FLOWER, user_factory
@@ -21,6 +22,7 @@ from keel.engines.serial import Serial
 from keel.engines.stacking import stacking_error
 from keel.errors import KeelError
 from keel.settings import call_imported
+from keel.units import size
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ CPU_PARAMETERS = 1_000_000
 """Models with more parameters are not considered for batching: one client keeps a core busy."""
 DEVICE_PARAMETERS = 5_000_000
 """The same for an accelerator, which one small model does not fill."""
+
+TRIAL_MODELS = 20
+"""The memory that the trial of batching takes, in models, as measured, rounded up. The smallest round takes as much."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,12 @@ def _not_batched(workload: Workload) -> str | None:
 
 def _check_cohort(workload: Workload) -> None:
     """Raise a KeelError if `cohort` would fail, or give other results than `serial`."""
+    needed, ram = TRIAL_MODELS * 4 * sum(_sizes(workload.task.module)), available_ram()
+    if ram is not None and needed > ram:
+        raise KeelError(
+            f"engine.name = 'cohort' needs {size(needed)} of memory to batch clients of this model, but the machine "
+            f"has only {size(ram)} of RAM; use 'serial' or a smaller model"
+        )
     if error := model_error(workload.task, workload.local):
         raise KeelError(f"engine.name = 'cohort' cannot batch these clients: {error}; use 'pool' or 'serial'")
     if error := _algorithm_error(workload):

@@ -6,11 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
 from keel.paper.results import Result
 from keel.paper.views import View, title_of
-from keel.report import charts
+from keel.report import drawing
 from keel.report.tables import csv_of, latex, latex_note, markdown, text_of
 from keel.runs.files import write_atomic
 
@@ -36,19 +34,16 @@ def write_files(result: Result, view: View, folder: Path) -> list[Path]:
 
 def draw(figure: dict[str, Any], notes: Sequence[str] = ()) -> dict[str, bytes]:
     """Return a figure as SVG, as PNG, and as HTML that opens offline and contains the notes."""
-    return {"figure.html": _html(figure, notes), "figure.svg": svg(figure), "figure.png": _png(figure)}
+    page, *images = drawing.draw([(figure, "html"), (figure, "svg"), (figure, "png")])
+    return {"figure.html": _with_notes(page.decode(), figure, notes), "figure.svg": images[0], "figure.png": images[1]}
 
 
 def svg(figure: dict[str, Any]) -> bytes:
-    return vl_convert.vegalite_to_svg(figure, vl_version=charts.VEGA_LITE).encode()
+    [image] = drawing.draw([(figure, "svg")])
+    return image
 
 
-def _png(figure: dict[str, Any]) -> bytes:
-    return vl_convert.vegalite_to_png(figure, vl_version=charts.VEGA_LITE, scale=2)
-
-
-def _html(figure: dict[str, Any], notes: Sequence[str]) -> bytes:
-    page = vl_convert.vegalite_to_html(figure, vl_version=charts.VEGA_LITE, bundle=True)
+def _with_notes(page: str, figure: dict[str, Any], notes: Sequence[str]) -> bytes:
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
     page = page.replace("<title>Chart</title>", f"<title>{escape(figure['title']['text'])}</title>")
     page = page.replace("</body>", f'<div style="font: 14px sans-serif; max-width: 60em">{paragraphs}</div></body>')

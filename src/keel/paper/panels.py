@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import altair as alt
-
 from keel.paper.claims import CLASSICAL, FAMILY
 from keel.paper.ladder import rank_ladder
 from keel.paper.results import Result, Row, seed_values
 from keel.paper.sheets import axis_value
 from keel.report import charts
+from keel.report.altair_adapter import alt
 from keel.report.significance import paired_difference
 
 PANEL_WIDTH, PANEL_HEIGHT = 380, 260

@@ -140,7 +140,7 @@ def _compare(folders: list[RunFolder]) -> dict[Path, tuple[Method, Row]]:
         return {}
     comparison = compare(folders)
     pairs = zip(comparison.methods, comparison.rows(), strict=True)
-    return {folder.path: (method, row) for method, row in pairs for folder in method.folders}
+    return {run.path: (method, row) for method, row in pairs for run in method.runs}
 
 
 def _one_method(label: str, folders: list[RunFolder], compared: dict[Path, tuple[Method, Row]]) -> tuple[Method, Row]:

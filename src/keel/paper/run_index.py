@@ -30,7 +30,8 @@ class RunIndex:
 
     def __init__(self, path: Path, reported: Results | None = None):
         self.path, self.reported = path, reported
-        folders = (RunFolder(file.parent) for file in sorted((path / "runs").glob("*/spec.toml")))
+        # a hidden folder is one that a process was killed while making
+        folders = (RunFolder(file.parent) for file in sorted((path / "runs").glob("[!.]*/spec.toml")))
         self.folders = {experiment_key(folder.spec): folder for folder in folders}
 
     def find(self, spec: Spec) -> RunFolder | None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Collection
 from hashlib import sha256
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +36,7 @@ class Search:
         assert part.trials is not None
         self.part, self.method, self.lattice, self.trials = part, method, lattice, part.trials
         [first] = lattice.next_points({}, 1)
-        spec = part.trial_specs(method, first)[0]
+        [spec] = part.trial_specs(method, first, SEARCH_SEEDS[:1])
         digest = sha256(json.dumps([_without(spec, lattice.axes), sorted(lattice.axes)], sort_keys=True).encode())
         name = f"{spec.label.rpartition('-seed')[0]}-{digest.hexdigest()[:8]}"
         self.file, self.folder = out / "searches" / f"{name}.json", out / "trials" / name
@@ -43,19 +44,23 @@ class Search:
 
     def missing(self) -> list[Job]:
         """Return the runs to make next; none if the search has ended."""
+        return [
+            Job(spec, self.folder / f"{name_of(point)}-seed{seed}")
+            for point, seed in self._missing()
+            for spec in self.part.trial_specs(self.method, point, [seed])
+        ]
+
+    def _missing(self) -> list[tuple[Point, int]]:
+        """Return the points and seeds to run next. Their specs are not made: `keel paper list` asks every search."""
         points = self.lattice.next_points(self.scores(), self.trials)
         seeds = SEARCH_SEEDS if points else FINAL_SEEDS
         ended = {(point_key(trial["point"]), trial["seed"]) for trial in self.ended}
-        return [
-            Job(spec, self.folder / f"{name_of(point)}-seed{spec.seed}")
-            for point in points or self._finalists()
-            for spec in self.part.trial_specs(self.method, point, seeds)
-            if (point_key(point), spec.seed) not in ended
-        ]
+        pairs = product(points or self._finalists(), seeds)
+        return [(point, seed) for point, seed in pairs if (point_key(point), seed) not in ended]
 
     def runs_left(self) -> int:
         """Return the number of runs that the search has left, at most."""
-        if not self.missing():
+        if not self._missing():
             return 0
         finals = min(FINALISTS, self.trials) * len(FINAL_SEEDS)
         return max(1, self.trials * len(SEARCH_SEEDS) + finals - len(self.ended))
@@ -74,7 +79,7 @@ class Search:
 
     def best(self) -> Point | None:
         """Return the finalist whose worst seed is best, or None if the search has not ended."""
-        return None if self.missing() else max(self._finalists(), key=self.worst)
+        return None if self._missing() else max(self._finalists(), key=self.worst)
 
     def _finalists(self) -> list[Point]:
         """Return the points with the best scores, the best first."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from keel.runs.folder import RunFolder
 from keel.runs.objects import RunObjects
 from keel.runs.parallel import Job, run_all
 from keel.runs.progress import show_progress
-from keel.runs.search_space import Point, file_name, name_of, parse_over
+from keel.runs.search_space import Point, check_number_of_runs, file_name, name_of, parse_over
 
 Method = str | Algorithm
 """The name of an algorithm, "module:Class", or an algorithm with its hyper-parameters."""
@@ -60,6 +61,8 @@ def make_jobs(
         dashes: What comes before the name of an argument in an error: "--" for a command.
     """
     _check_axes(over, dashes)
+    seeds = _seeds(seeds, table.get("seed", 0), dashes)
+    check_number_of_runs(len(methods) * prod(map(len, over.values())) * len(seeds))
     points = [dict(zip(over, values, strict=True)) for values in product(*over.values())]
     tables = [[_method_table(table, method, point) for point in points] for _, method in methods]
     for field in same:
@@ -68,7 +71,7 @@ def make_jobs(
     jobs = []
     for (label, method), of_points in zip(methods, tables, strict=True):
         for point, whole in zip(points, of_points, strict=True):
-            for seed in _seeds(seeds, table.get("seed", 0), dashes):
+            for seed in seeds:
                 spec = make_spec({**whole, "seed": seed})
                 jobs.append(Job(spec, out / _folder_name(spec, point, label or _name_of(method)), label))
     names = [job.path.name for job in jobs]
@@ -84,6 +87,7 @@ def _seeds(seeds: int | Sequence[int], first: Any, dashes: str) -> Sequence[int]
     if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
         if not isinstance(first, int):
             raise KeelError(f"seed must be an integer, the first of the seeds (got {first!r})")
+        check_number_of_runs(seeds)
         return range(first, first + seeds)
     if not isinstance(seeds, Sequence) or isinstance(seeds, str) or len(seeds) == 0 or len({*seeds}) < len(seeds):
         raise KeelError(f"{dashes}seeds must be a number above 0 or a list of distinct seeds (got {seeds!r})")

@@ -15,6 +15,9 @@ from keel.core.training_state import TrainingState
 from keel.runs.build import Training, build, make_task
 from keel.runs.resources import footprint_of
 
+MEASURED_ROUNDS = 1000
+"""The largest number of rounds whose time in a federation is computed one by one; longer runs are extrapolated."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -58,14 +61,13 @@ def estimate(spec: Spec) -> Estimate:
     training.loop.run(state, [collect], lambda: len(records) == 2)
     round_seconds = seconds[-1] * cohort / few
     down, up = records[-1]["bytes_down"] / few, records[-1]["bytes_up"] / few
-    rounds = range(1, spec.rounds + 1)
-    evaluations = sum(spec.evaluation.due(t, spec.rounds) for t in rounds)
     # for evaluation.deviation all clients train
     diagnosis = round_seconds * sampler.clients / cohort if spec.evaluation.deviation else 0.0
     federation = None
     if spec.network is not None:
         client_seconds = round_seconds * engine.processes(cohort) / cohort
-        federation = sum(
+        rounds = range(1, min(spec.rounds, MEASURED_ROUNDS) + 1)
+        federation = (spec.rounds / len(rounds)) * sum(
             spec.network.round_seconds(spec.seed, t, sampler.cohort(t).tolist(), down, up, client_seconds)
             for t in rounds
         )
@@ -74,7 +76,8 @@ def estimate(spec: Spec) -> Estimate:
         round(spec.rounds * cohort * (down + up)),
         footprint.disk,
         footprint.ram,
-        spec.rounds * round_seconds + evaluations * (_evaluation_seconds(training, state) + diagnosis),
+        spec.rounds * round_seconds
+        + spec.evaluation.count(spec.rounds) * (_evaluation_seconds(training, state) + diagnosis),
         federation,
     )
 

@@ -1,9 +1,8 @@
 """Executes the remaining rounds of a run into its folder: records, checkpoints, trackers, signals, the summary."""
 
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import isfinite
 from shlex import quote
 from statistics import fmean
@@ -25,6 +24,7 @@ from keel.runs.folder import RunFolder
 from keel.runs.resources import CHECKPOINT_ROUNDS
 from keel.runs.result import Run, ended_run
 from keel.runs.tracking import tracked
+from keel.signals import interruptible
 
 CHECKPOINT_SECONDS = 10.0
 """The interval between checkpoints, unless saving is slow."""
@@ -71,11 +71,13 @@ def execute(
     recorder = Recorder(folder, state, remote, advice)
     stopping = EarlyStopping(stop_rules(training.spec), loop.task.primary, folder.records(), folder.seconds())
     try:
-        with tracked(folder, training.spec) as track:
-            with nullcontext(threading.Event()) if remote else interruptible() as interrupted:
-                # the recorder comes after the hooks, so that what they add to a record is written
-                observers = [*hooks, recorder, track]
-                status = loop.run(state, observers, lambda: interrupted.is_set() or stop(), stopping)
+        with (
+            nullcontext(threading.Event()) if remote else interruptible() as interrupted,
+            tracked(folder, training.spec) as track,
+        ):
+            # the recorder comes after the hooks, so that what they add to a record is written
+            observers = [*hooks, recorder, track]
+            status = loop.run(state, observers, lambda: interrupted.is_set() or stop(), stopping)
             summary = summarize(folder, training, state, status, stopping.reason)
             if status == "diverged":  # the summary first: nothing may continue from a model that is not finite
                 folder.finish(summary)
@@ -83,8 +85,13 @@ def execute(
             else:
                 folder.save(state)
                 folder.finish(summary)
+            if folder.ended:
+                folder.discard_previous()
     except OSError as error:
         raise OSError(f"{error}; the last checkpoint is kept: {advice}") from error
+    except KeyboardInterrupt as error:  # a second signal, which does not wait for the end of the round
+        error.args = (f"continue from the last checkpoint with: {advice}",)
+        raise
     return ended_run(folder, training, state)
 
 
@@ -136,25 +143,3 @@ def _finite(state: TrainingState) -> bool:
     """Whether every norm of the server state and the buffers is finite."""
     tensors = [*state.server.values(), *([] if state.buffers is None else [state.buffers])]
     return all(isfinite(float(torch.linalg.vector_norm(tensor.float()))) for tensor in tensors)
-
-
-@contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or SIGTERM set the event instead of breaking a round; a second one breaks it."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def request_stop(number: int, frame: object) -> None:
-        event.set()
-        signal.signal(number, before[number])
-
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, request_stop)
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import KeelError
-from keel.runs.checkpoint import safetensors_parts
+from keel.runs.checked_tensors import safetensors_parts
 from keel.runs.files import write_atomic
 from keel.runs.folder import RunFolder
 from keel.runs.model_card import ADAPTERS_NAME, HUB_NAME, model_card

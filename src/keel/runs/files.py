@@ -7,15 +7,33 @@ from pathlib import Path
 from keel.errors import KeelError
 
 
-def write_atomic(file: Path, content: Iterable[bytes | memoryview]) -> None:
-    """Replace the file as a whole; until the new content is on disk the old one stays."""
+def write_atomic(file: Path, content: Iterable[bytes | memoryview], keep: Path | None = None) -> None:
+    """Replace the file as a whole; until the new content is on disk the old one stays.
+
+    Args:
+        keep: A name in the same folder under which the old content stays. Where the file system has no hard links, a
+            kill may leave that name alone.
+    """
     temporary = file.with_name(f".{file.name}.new")
     try:
         write_synced(temporary, content)
+        if keep is not None and file.exists():
+            _keep_as(file, keep)
         temporary.replace(file)
         sync(file.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _keep_as(file: Path, name: Path) -> None:
+    """Give a file a second name in place of another file; without hard links the first name is lost."""
+    linked = name.with_name(f".{name.name}.new")
+    try:
+        linked.unlink(missing_ok=True)
+        linked.hardlink_to(file)
+        linked.replace(name)
+    except OSError:
+        file.replace(name)
 
 
 def write_synced(file: Path, content: Iterable[bytes | memoryview]) -> None:
@@ -64,3 +82,11 @@ def sqlite_address(file: Path) -> str:
         if make_url(address).database == path:
             return address
     raise KeelError(f"out: {path!r} cannot be the address of a database; use a path without '?'")
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it; each is on disk before anything is written into it."""
+    missing = [folder for folder in [path, *path.parents] if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)

@@ -11,33 +11,56 @@ timings.jsonl    the wall-clock seconds of each round
 checkpoint/      the training state to continue from
 summary.json     how the run ended
 tracking.json    the run's identifiers in the trackers, if any are used
+manifest.json    the checksums of the files that are written when the run starts
+
+Each line of a log, summary.json and tracking.json end in a checksum of their own; each tensor of a checkpoint and each
+client state has one. A file that does not have the content that was written is never used: it is a DamagedFile.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from shlex import quote
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from keel.config.overrides import read_spec
-from keel.config.schema import Spec, resolved_spec
+from keel.config.overrides import flatten
+from keel.config.schema import NOT_COMPUTED, Spec, TrackingSpec, resolved_spec
 from keel.core.client_state import ClientStates
-from keel.core.records import Environment, Record, Summary
+from keel.core.records import COMPLETE, Environment, Record, Summary
 from keel.core.selection import BestModel, kept_best
 from keel.core.training_state import TrainingState
-from keel.errors import KeelError
-from keel.runs.checkpoint import load_checkpoint, load_observed, save_checkpoint
-from keel.runs.files import sync, write_atomic, write_synced
+from keel.errors import DamagedFile, KeelError, explain
+from keel.runs import validation
+from keel.runs.checkpoint import load_checkpoint, load_observed, previous_of, protect_rows, save_checkpoint
+from keel.runs.files import make_folders, sync, write_atomic, write_synced
+from keel.runs.manifest import FILE as MANIFEST
+from keel.runs.manifest import Manifest
+from keel.runs.model_record import FILE as MODEL
 from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
+from keel.runs.sealed import complete_lines, damaged, read_sealed, seal
+
+FORMAT = 2
+"""Of the folder, in environment.json: 2 has checksums. Folders of earlier versions have no number."""
+
+START_FILES = ("spec.toml", "environment.json", "data.json", MODEL, FROZEN, INITIAL)
+"""What a run may write when it starts; the manifest has their checksums."""
+
+Line = TypeVar("Line")
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -48,6 +71,7 @@ class RunFolder:
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
         self.summary_file = path / "summary.json"
         self.checkpoint_file = path / "checkpoint" / "state.safetensors"
+        self.previous_file = previous_of(self.checkpoint_file)
         self.clients_file = path / "checkpoint" / "clients.bin"
         self.tracking_file = path / "tracking.json"
         self.frozen_file, self.initial_file = path / FROZEN, path / INITIAL
@@ -68,19 +92,21 @@ class RunFolder:
         """
         if path.exists():
             raise FileExistsError(f"{str(path)!r} exists")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         temporary = Path(mkdtemp(prefix=".", dir=path.parent))
         try:
             (temporary / "checkpoint").mkdir()
             write_synced(temporary / "spec.toml", [spec.to_toml().encode()])
-            write_synced(temporary / "environment.json", [_json(environment, indent=2)])
+            write_synced(temporary / "environment.json", [_json({**environment, "format": FORMAT}, indent=2)])
             if statistics is not None:
                 write_synced(temporary / "data.json", [_json(statistics)])
             if model is not None:
                 model.write(temporary)
+            Manifest.write(temporary, [name for name in START_FILES if (temporary / name).is_file()])
             write_synced(temporary / "metrics.jsonl", [])
             write_synced(temporary / "timings.jsonl", [])
             temporary.chmod(0o755)
+            sync(temporary)
             temporary.rename(path)
         except BaseException:  # also Ctrl-C: no incomplete folder stays
             rmtree(temporary, ignore_errors=True)
@@ -90,19 +116,59 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        if not (path / "spec.toml").is_file():
+        if not _is_run(path):
             raise KeelError(f"run: {str(path)!r} is not a run folder (it has no spec.toml)")
         return cls(path)
 
     @property
+    def manifest(self) -> Manifest | None:
+        """The checksums of the folder's files; None in folders of earlier versions."""
+        manifest, environment = Manifest.read(self.path), self.path / "environment.json"
+        if manifest is None and os.path.lexists(environment) and "format" in validation.read_environment(environment):
+            raise damaged(self.path / MANIFEST, "it is missing")
+        return manifest
+
+    def checked(self, name: str) -> Path:
+        """A file that is written when a run starts.
+
+        Raises:
+            DamagedFile: It does not have the content that was written.
+        """
+        if manifest := self.manifest:
+            manifest.check(self.path / name)
+        return self.path / name
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Replace a file that was written when the run started."""
+        manifest = self.manifest
+        if manifest is None:
+            write_atomic(self.path / name, [content])
+        else:
+            manifest.replace(self.path / name, content, content.decode() if name == "spec.toml" else None)
+
+    @property
     def table(self) -> dict[str, Any]:
-        """The resolved spec as a table."""
-        return read_spec(self.path / "spec.toml")
+        """The resolved spec as a table. What does not change a result may have been edited."""
+        file, manifest = self.path / "spec.toml", self.manifest
+        table = validation.read_table(file)
+        if manifest is not None:
+            try:
+                manifest.check(file)
+            except DamagedFile:
+                if changed := _changed_fields(table, tomllib.loads(manifest.spec)):
+                    raise damaged(file, f"{changed[0]} is not what the run started with") from None
+                try:
+                    TrackingSpec.model_validate(table.get("tracking", {}))
+                except ValidationError as error:
+                    raise damaged(file, explain(error, "tracking")) from None
+        return table
 
     @property
     def spec(self) -> Spec:
         try:
             return resolved_spec(self.table)
+        except DamagedFile:
+            raise
         except KeelError as error:
             raise KeelError(f"{str(self.path / 'spec.toml')!r}: {error}") from None
 
@@ -118,28 +184,31 @@ class RunFolder:
 
     @property
     def environment(self) -> Environment:
-        environment: Environment = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        return environment
+        return validation.read_environment(self.checked("environment.json"))
 
     @property
     def client_statistics(self) -> dict[str, Any] | None:
         """Sizes and label distributions of the clients, if the run recorded them."""
-        file = self.path / "data.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        return validation.read_statistics(self.checked("data.json")) if self._has("data.json") else None
 
     @property
     def model(self) -> ModelRecord | None:
         """The class of the model and the names of its tensors; None in folders of earlier versions."""
-        return ModelRecord.read(self.path)
+        return ModelRecord.read(self.checked(MODEL).parent) if self._has(MODEL) else None
 
     def frozen_tensors(self) -> dict[str, Tensor]:
         """The model's tensors that training does not change."""
-        return load_file(self.frozen_file) if self.frozen_file.is_file() else {}
+        return load_file(self.checked(FROZEN)) if self._has(FROZEN) else {}
+
+    def _has(self, name: str) -> bool:
+        """Whether the run has the file, or had it when it started."""
+        manifest = self.manifest
+        return (self.path / name).is_file() if manifest is None else name in manifest.files
 
     @property
     def summary(self) -> Summary | None:
         """How the run ended; None while it has not."""
-        return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else None
+        return validation.read_summary(self.summary_file, self.manifest is not None)
 
     @property
     def ended(self) -> bool:
@@ -160,30 +229,52 @@ class RunFolder:
         plain = {key: _plain(value, key) for key, value in record.items()}
         for file, line in (self.metrics, plain), (self.timings, {"round": record["round"], "seconds": seconds}):
             with file.open("ab") as stream:
-                stream.write(_json(line))
+                stream.write(seal(line))
 
     def records(self) -> list[Record]:
-        return _lines(self.metrics)
+        """A record per round.
+
+        Raises:
+            DamagedFile: A line is damaged or missing.
+        """
+        return self._complete(self.metrics, validation.read_records)
 
     def seconds(self) -> list[float]:
         """The wall-clock time of each round."""
-        return [line["seconds"] for line in _lines(self.timings)]
+        return self._complete(self.timings, validation.read_seconds)
+
+    def _complete(self, file: Path, read: Callable[[Path, bool], list[Line]]) -> list[Line]:
+        """The lines of a log, if there are as many as the summary counts."""
+        summary = self.summary  # before the lines: a run may be writing both
+        lines = read(file, self.manifest is not None)
+        if summary is not None and len(lines) != summary.get("rounds", len(lines)):
+            raise damaged(file, f"it has {len(lines)} lines, but the run {summary['rounds']} rounds")
+        return lines
 
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint."""
-        for file in (self.metrics, self.timings):
-            sync(file)  # the lines of a round are on disk before a checkpoint counts it
+        self._sync_logs()
         save_checkpoint(self.checkpoint_file, state)
+
+    def _sync_logs(self) -> None:
+        """Wait until the lines of all rounds are on disk, before a checkpoint or a summary counts them."""
+        for file in (self.metrics, self.timings):
+            sync(file)
 
     def checkpoint(self, clients: ClientStates | None = None) -> TrainingState | None:
         """The state of the last checkpoint, or None; the client states are restored into `clients`."""
-        return load_checkpoint(self.checkpoint_file, ClientStates(self.clients_file) if clients is None else clients)
+        clients = ClientStates(self.clients_file) if clients is None else clients
+        state = load_checkpoint(self.checkpoint_file, clients)
+        return load_checkpoint(self.previous_file, clients) if state is None else state
 
     def final_state(self) -> TrainingState:
         """The state at the end of a run that has ended."""
-        state = self.checkpoint()
+        state = load_checkpoint(self.checkpoint_file, ClientStates(self.clients_file))
         if state is None:
             raise self.no_checkpoint()
+        summary = self.summary
+        if summary is not None and summary["status"] in COMPLETE and summary["rounds"] != state.round:
+            raise damaged(self.checkpoint_file, f"it is of round {state.round}, not {summary['rounds']}", self.path)
         return state
 
     def no_checkpoint(self) -> KeelError:
@@ -191,31 +282,73 @@ class RunFolder:
         path = quote(str(self.path))
         if not self.ended:
             return KeelError(f"run: {str(self.path)!r} has no checkpoint yet; wait for one, or use keel resume {path}")
-        return KeelError(
-            f"run: {str(self.path)!r} has ended, but its checkpoint is missing; restore {self.checkpoint_file}, or "
-            f"delete summary.json and train again from round 1 with keel resume {path}"
-        )
+        return damaged(self.checkpoint_file, "it is missing", self.path)
 
     def restore(self, clients: ClientStates) -> TrainingState | None:
-        """The state of the last checkpoint; the records of later rounds are removed."""
-        state = self.checkpoint(clients)
-        for file in (self.metrics, self.timings):
-            kept = [line for line in _lines(file) if line["round"] <= (state.round if state else 0)]
-            write_atomic(file, map(_json, kept))
+        """The state of the last intact checkpoint; the records of later rounds are removed.
+
+        Raises:
+            DamagedFile: No checkpoint is intact, or a log has lost rounds that the checkpoints count.
+        """
+        self.checkpoint_file.parent.mkdir(exist_ok=True)
+        state = self._intact_checkpoint(clients)
+        self.check_logs(state.round if state else 0)
+        if state and state.round and self.records()[state.round - 1].get("diverged"):
+            for file in (self.checkpoint_file, self.previous_file):  # nothing continues from a model that diverged
+                file.unlink(missing_ok=True)
+            state = None
+        rounds = state.round if state else 0
         self.summary_file.unlink(missing_ok=True)
+        sync(self.path)  # before lines are removed that the summary counts
+        for file in (self.metrics, self.timings):
+            write_atomic(file, [line + b"\n" for line in complete_lines(file)[:rounds]])
         return state
+
+    def check_logs(self, rounds: int) -> None:
+        """Raise a DamagedFile unless both logs have intact lines of the rounds that a checkpoint counts."""
+        for file, lines in (self.metrics, len(self.records())), (self.timings, len(self.seconds())):
+            if lines < rounds:
+                raise damaged(file, f"it has {lines} lines, but the checkpoint {rounds} rounds")
+
+    def _intact_checkpoint(self, clients: ClientStates) -> TrainingState | None:
+        """The last checkpoint, or the one before it if the last one is damaged."""
+        try:
+            state = load_checkpoint(self.checkpoint_file, clients)
+            clients.verify()
+        except DamagedFile as error:
+            state = load_checkpoint(self.previous_file, clients)
+            if state is None:
+                raise
+            clients.verify()
+            log.warning("keel: %s; the run continues from the checkpoint before it, of round %d", error, state.round)
+            self.previous_file.replace(self.checkpoint_file)
+            sync(self.checkpoint_file.parent)
+            return state
+        if state is None:  # a kill while the last one was written
+            return load_checkpoint(self.previous_file, clients)
+        try:
+            protect_rows(self.previous_file, clients)
+        except DamagedFile as error:
+            log.warning("keel: %s; it is removed, the last checkpoint is intact", error)
+            self.discard_previous()
+        return state
+
+    def discard_previous(self) -> None:
+        """Remove the checkpoint before the last one: the run has ended."""
+        self.previous_file.unlink(missing_ok=True)
 
     @property
     def tracker_ids(self) -> dict[str, str]:
         """The run's identifier in each tracker that logs it."""
-        return json.loads(self.tracking_file.read_text(encoding="utf-8")) if self.tracking_file.is_file() else {}
+        return read_sealed(self.tracking_file, self.manifest is not None) if self.tracking_file.exists() else {}
 
     def save_tracker_id(self, tracker: str, identifier: str) -> None:
         """Store the identifier by which a resumed run continues in this tracker."""
-        write_atomic(self.tracking_file, [_json({**self.tracker_ids, tracker: identifier})])
+        write_atomic(self.tracking_file, [seal({**self.tracker_ids, tracker: identifier})])
 
     def finish(self, summary: Summary) -> None:
-        write_atomic(self.summary_file, [_json(summary, indent=2)])
+        self._sync_logs()
+        write_atomic(self.summary_file, [seal(summary, indent=2)])
 
 
 def best_model(folder: RunFolder) -> BestModel | None:
@@ -226,16 +359,9 @@ def best_model(folder: RunFolder) -> BestModel | None:
     return kept_best(load_observed(folder.checkpoint_file))
 
 
-def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """The run folders among `paths` and below them, without hidden folders."""
-    folders = []
-    for path in paths:
-        below = [path]
-        if not (path / "spec.toml").is_file():
-            found = sorted(spec.parent for spec in path.rglob("spec.toml"))
-            below = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        folders += [RunFolder.open(p) for p in below or [path]]
-    return folders
+def _is_run(path: Path) -> bool:
+    """Whether it is a run folder, perhaps one that has lost its spec."""
+    return (path / "spec.toml").is_file() or (path / MANIFEST).is_file()
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
@@ -257,10 +383,7 @@ def _plain(value: Any, key: str) -> Any:
     raise KeelError(f"record[{key!r}] must be a number, a text or a list of them (got {type(value).__name__})")
 
 
-def _lines(file: Path) -> list[Any]:
-    """The complete lines: a kill can truncate the last one."""
-    text = file.read_text(encoding="utf-8")
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except json.JSONDecodeError as error:
-        raise KeelError(f"run: {str(file)!r} is damaged: a line of it is not JSON ({error})") from None
+def _changed_fields(table: dict[str, Any], started: dict[str, Any]) -> list[str]:
+    """The fields that differ between two specs, without those that do not change a result."""
+    now, before = (flatten({k: v for k, v in each.items() if k not in NOT_COMPUTED}) for each in (table, started))
+    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))

@@ -13,7 +13,7 @@ from keel.core.state_layout import StateLayout, state_layout
 from keel.models.adapters import Adapters, peft_adapters
 from keel.models.hub import hub_network
 from keel.runs.build import Training
-from keel.runs.checkpoint import DTYPES, safetensors_parts
+from keel.runs.checked_tensors import DTYPES, safetensors_parts
 from keel.runs.files import write_once, write_synced
 
 FILE, FROZEN, INITIAL = "model.json", "frozen.safetensors", "initial.safetensors"

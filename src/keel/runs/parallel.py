@@ -17,15 +17,18 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
+from time import sleep
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
 from keel.config.schema import CUSTOM, Spec, algorithm_table, resolved_spec
 from keel.core.devices import cores, find_device
+from keel.core.orphans import end_with_parent
 from keel.core.records import Summary
 from keel.engines import FORKS
 from keel.engines.allocator import tune
@@ -34,8 +37,10 @@ from keel.errors import Interrupted, KeelError
 from keel.runs.objects import RunObjects
 from keel.runs.progress import ProgressCallback, ProgressObserver, RoundProgress
 from keel.runs.ray_jobs import ProgressReceiver, ProgressSender, RayExecutor, ray_executor
+from keel.runs.result import Run
 from keel.runs.run import find_run, resume
 from keel.runs.run import run as start_run
+from keel.signals import blocked, handle_in_worker, is_ending
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,7 +48,7 @@ OnRound: TypeAlias = ProgressCallback
 """Called with the number of the job and the progress of its round."""
 ProgressQueue: TypeAlias = "multiprocessing.Queue[tuple[int, RoundProgress]]"
 _progress: "ProgressQueue | ProgressSender | ThisProcess"
-_halted: "Event | ProgressSender | threading.Event"
+_halted: "Event | ProgressSender | threading.Event" = threading.Event()
 _interrupted = threading.Event()
 _objects: RunObjects | None = None
 _inherited: Callable[..., Any]
@@ -62,7 +67,8 @@ class Job:
 def run_all(jobs: list[Job], workers: int, on_round: OnRound, objects: RunObjects | None = None) -> list[Summary]:
     """Run the jobs that have not ended, and return the summaries of all, in order.
 
-    Ctrl-C reaches the workers too: each finishes its round and saves, and jobs that have not started are dropped.
+    After Ctrl-C, SIGTERM or SIGHUP each run finishes its round and saves, and jobs that have not started are dropped. A
+    second signal ends the workers immediately; their runs continue from their last checkpoints.
 
     Args:
         objects: What a call in Python passes to each run; None for a command.
@@ -114,17 +120,36 @@ class Executor:
         work: Callable[..., Any],
     ):
         self.pool, self.progress, self.on_round, self.work = pool, progress, on_round, work
+        self.futures: list[Future[Any]] = []
+        self.workers: set[BaseProcess] = set()
 
     def submit(self, *arguments: Any) -> Future[Any]:
         """Call `work` with these arguments in a worker."""
-        with _sigint_blocked(), warnings.catch_warnings():  # a worker that is starting could not handle Ctrl-C
+        with blocked(), warnings.catch_warnings():  # a worker that is starting could not handle signals
             # Python 3.12 warns of threads that a fork leaves behind; the workers need none
             warnings.simplefilter("ignore", DeprecationWarning)
-            return self.pool.submit(self.work, *arguments)
+            others = set(multiprocessing.active_children())
+            self.futures.append(self.pool.submit(self.work, *arguments))
+            self.workers |= set(multiprocessing.active_children()) - others
+            return self.futures[-1]
+
+    def finish(self) -> None:
+        """Drop the jobs that have not started, and wait for the others."""
+        for future in self.futures:
+            future.cancel()
+        while not all(future.done() for future in self.futures):
+            sleep(0.05)
+
+    def kill_workers(self) -> None:
+        """Kill the worker processes. What they run continues from its last checkpoint."""
+        for worker in self.workers:
+            worker.kill()
 
     def wait(self, futures: Collection[Future[Any]], until: Callable[[Iterable[bool]], bool] = all) -> None:
         """Forward progress until all futures are done, or with `until=any` one of them; raise the first failure."""
         while True:
+            if is_ending():  # an exception in the wrong place, such as a finaliser, is lost
+                raise KeyboardInterrupt
             for future in futures:
                 if future.done() and (error := future.exception()):
                     raise error
@@ -214,11 +239,11 @@ def executor(
         with ray_executor(cluster, folder, report_to) as (pool, receiver):
             yield Executor(pool, receiver, on_round, work)
     elif objects is None:
-        with _worker_processes("spawn", size, ()) as (processes, queue):
-            yield Executor(processes, queue, on_round, work)
+        with _worker_processes("spawn", size, (), on_round, work) as workers:
+            yield workers
     elif can_fork():
-        with _worker_processes("fork", size, (objects, work)) as (processes, queue):
-            yield Executor(processes, queue, on_round, _call_inherited)
+        with _worker_processes("fork", size, (objects, work), on_round, _call_inherited) as workers:
+            yield workers
     else:
         log.warning("runs are executed one after the other: worker processes require Linux without an accelerator")
         try:
@@ -237,23 +262,32 @@ def _release_objects() -> None:
 
 @contextmanager
 def _worker_processes(
-    method: str, size: int, inherited: tuple[Any, ...]
-) -> Iterator[tuple[ProcessPoolExecutor, ProgressQueue]]:
-    """Worker processes with the queue of their progress."""
+    method: str, size: int, inherited: tuple[Any, ...], on_round: OnRound, work: Callable[..., Any]
+) -> Iterator[Executor]:
+    """An executor with worker processes."""
     context: Any = multiprocessing.get_context(method)
     queue, halted = context.Queue(), context.Event()
     arguments = (queue, halted, *inherited)
     with ProcessPoolExecutor(size, context, initializer=_init_worker, initargs=arguments) as processes:
+        pool = Executor(processes, queue, on_round, work)
         try:
-            yield processes, queue
+            yield pool
         except BrokenProcessPool:
+            if is_ending():
+                raise Interrupted from None
             raise OSError("a worker process died; the same command resumes its runs") from None
         except BaseException as error:
             halted.set()
-            processes.shutdown(wait=True, cancel_futures=True)
+            try:
+                pool.finish()
+            except KeyboardInterrupt:  # a second signal, which does not wait for the end of the rounds
+                raise Interrupted from None
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted from None
             raise
+        finally:
+            # ProcessPoolExecutor waits for its workers, and they for ever for a lock that one of them held when it died
+            pool.kill_workers()
 
 
 def report_to(
@@ -275,7 +309,6 @@ def run_one(
     Args:
         enough: Called after each round; True stops the run, as a pruner does.
     """
-    spec, path = job.spec, job.path
     stopped = threading.Event()
 
     def report(progress: RoundProgress) -> None:
@@ -285,10 +318,21 @@ def run_one(
         if _interrupted.is_set():  # Ctrl-C came before the run could handle it
             signal.raise_signal(signal.SIGINT)
 
-    if _interrupted.is_set():
+    if _interrupted.is_set() or _halted.is_set():
         raise KeyboardInterrupt
     if (summary := ended_summary(job, _objects)) is not None:
         return summary
+    run = _run_or_resume(number, job, workers, report, stopped)
+    if run.status == "interrupted" and not stopped.is_set():
+        _interrupted.set()
+        raise KeyboardInterrupt
+    return run.summary
+
+
+def _run_or_resume(
+    number: int, job: Job, workers: int, report: Callable[[RoundProgress], None], stopped: threading.Event
+) -> Run:
+    spec, path = job.spec, job.path
     options: dict[str, Any] = {} if _objects is None else _objects.for_seed(spec.seed)
     options |= {"hooks": [*(_objects.hooks if _objects else []), ProgressObserver(report)], "workers": workers}
     options["stop"] = lambda: stopped.is_set() or _halted.is_set()
@@ -300,10 +344,7 @@ def run_one(
         run = resume(path, algorithm=spec.algorithm if _own_algorithm(spec) else None, **options)
         if ended:  # its objects are the same
             _progress.put((number, {"round": run.summary["rounds"]}))
-    if run.status == "interrupted" and not stopped.is_set():
-        _interrupted.set()
-        raise KeyboardInterrupt
-    return run.summary
+    return run
 
 
 def ended_summary(job: Job, objects: RunObjects | None) -> Summary | None:
@@ -336,27 +377,13 @@ def _call_inherited(*arguments: Any) -> Any:
 def _init_worker(
     queue: ProgressQueue, halted: Event, objects: RunObjects | None = None, work: Callable[..., Any] = _run
 ) -> None:
-    """Prepare a worker: Ctrl-C sets an event, and never interrupts it while it communicates with its parent."""
+    """Prepare a worker: a signal sets an event, and never interrupts it while it communicates with its parent."""
     global _inherited
     queue.cancel_join_thread()  # a parent that no longer reads must not keep a worker from ending
     report_to(queue, halted, objects)
     if objects is not None:
         _inherited = work
         torch.set_num_threads(1)  # a forked process lacks the threads of its parent, and would wait for them
-    signal.signal(signal.SIGINT, lambda *_: _interrupted.set())
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    handle_in_worker(lambda *_: _interrupted.set())
+    end_with_parent()
     tune()
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block Ctrl-C, also for processes that start within, until they unblock it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

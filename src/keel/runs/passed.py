@@ -11,9 +11,10 @@ from keel.algorithms import Algorithm, check_functions
 from keel.config.defaults import check_names, make_spec, without_none
 from keel.config.overrides import read_spec
 from keel.config.schema import CUSTOM, LocalSpec, Spec, algorithm_table
+from keel.config.values import check_values
 from keel.core.examples import FederatedData
 from keel.core.records import Environment
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 from keel.runs.build import check_sampler
 from keel.runs.folder import RunFolder
 
@@ -65,7 +66,7 @@ def spec_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed) 
             f"algorithm must have a name: set the class attribute name of {type(passed['algorithm']).__name__}"
         )
     if passed["algorithm"] is not None:
-        check_functions(type(passed["algorithm"]))
+        check_functions(type(passed["algorithm"]))  # type: ignore[arg-type]  # a class is hashable
     if passed["sampler"] is not None:
         check_sampler(passed["sampler"])
     if isinstance(spec, Spec) and all(value is None for value in passed.values()):
@@ -82,7 +83,8 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
     if isinstance(spec, Spec):
         table = _without_defaults(spec, passed)
     else:
-        table = without_none(read_spec(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {}))
+        table = read_spec(Path(spec)) if isinstance(spec, str | Path) else _given_table(spec)
+        table = without_none(table)
         check_names(table)
     for name, value in passed.items():
         if value is not None and name in NAMES and (name not in PLACES or _are_names(value)):
@@ -90,6 +92,13 @@ def table_of(spec: Spec | Mapping[str, Any] | str | Path | None, passed: Passed)
         elif value is not None:
             table = _replaced(table, name, value)
     return table
+
+
+def _given_table(spec: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(spec, Mapping | None):
+        raise KeelError(f"spec must be a keel.Spec, a table or a path (got {shown(spec)})")
+    check_values(spec or {})
+    return dict(spec or {})
 
 
 def check_varied(fields: Iterable[str], passed: Passed) -> None:

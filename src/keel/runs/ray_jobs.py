@@ -11,12 +11,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 from keel.engines.allocator import tune
-from keel.engines.ray_cluster import Cluster, load_ray, node_address, one_line, this_node
+from keel.engines.ray_cluster import (
+    POLL,
+    SCHEDULE_TIMEOUT,
+    Cluster,
+    load_ray,
+    node_address,
+    one_line,
+    this_node,
+)
 from keel.errors import Interrupted, KeelError
 from keel.runs.progress import RoundProgress
 
@@ -63,19 +71,42 @@ class ProgressSender:
 
 
 class ProgressReceiver:
-    """The driver's end of the board."""
+    """The driver's end of the board.
 
-    def __init__(self, board: Any):
-        self.board = board
+    Args:
+        slots: Returns how many runs the nodes that are alive have room for.
+    """
+
+    def __init__(self, board: Any, slots: Callable[[], int]):
+        self.board, self.slots = board, slots
         self.unread: deque[tuple[int, RoundProgress]] = deque()
+        self.due = self.last_slots = monotonic()
 
     def get(self, *, timeout: float) -> tuple[int, RoundProgress]:
+        """Return the oldest progress that has not been read.
+
+        Raises:
+            Empty: None came within about `timeout` seconds.
+            OSError: Every node has been lost for a long time.
+        """
         if not self.unread:
+            self._check_nodes()
             sleep(timeout)
             self.unread.extend(load_ray().get(self.board.read.remote()))
         if not self.unread:
             raise Empty
         return self.unread.popleft()
+
+    def _check_nodes(self) -> None:
+        if monotonic() < self.due:
+            return
+        if self.slots() > 0:
+            self.last_slots = monotonic()
+        if monotonic() > self.last_slots + SCHEDULE_TIMEOUT:
+            raise OSError(
+                f"Ray: no node has had room for a run for {SCHEDULE_TIMEOUT:g} s; the same command resumes the runs"
+            )
+        self.due = monotonic() + POLL
 
 
 Initialise: TypeAlias = Callable[[ProgressSender, ProgressSender], None]
@@ -86,7 +117,8 @@ class RayExecutor:
     """Submits functions as Ray tasks; Ray queues them until a core is free."""
 
     def __init__(self, cluster: Cluster, board: Any, marker: Path, initialise: Initialise):
-        self.ray, self.board, self.marker, self.initialise = cluster.ray, board, marker, initialise
+        self.cluster, self.ray = cluster, cluster.ray
+        self.board, self.marker, self.initialise = board, marker, initialise
         self.task = self.ray.remote(num_cpus=1, num_gpus=cluster.gpus, max_retries=RETRIES)(_in_job)
         self.refs: list[Any] = []
 
@@ -98,11 +130,15 @@ class RayExecutor:
         return ref.future()
 
     def stop(self) -> None:
-        """Let each run finish its round and save, and drop the jobs that have not started."""
+        """Let each run finish its round and save, and drop the jobs that have not started.
+
+        Runs whose node is lost are not waited for if no other node can continue them.
+        """
         with suppress(self.ray.exceptions.RayError):  # the error that led here is the one to raise
             self.ray.get(self.board.halt.remote())
-            if self.refs:
-                self.ray.wait(self.refs, num_returns=len(self.refs))
+            left = self.refs
+            while left and self.cluster.slots_now() > 0:
+                _, left = self.ray.wait(left, num_returns=len(left), timeout=POLL)
 
 
 @contextmanager
@@ -117,7 +153,7 @@ def ray_executor(
             board = _board(ray)
             executor = RayExecutor(cluster, board, marker, initialise)
             try:
-                yield executor, ProgressReceiver(board)
+                yield executor, ProgressReceiver(board, cluster.slots_now)
             except BaseException:  # also Ctrl-C: every run saves its last round
                 executor.stop()
                 raise

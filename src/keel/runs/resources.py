@@ -2,7 +2,6 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -18,6 +17,7 @@ from keel.core.copies import sharing_frozen
 from keel.core.engine import RoundSize, one_client_footprint
 from keel.core.loop import Loop
 from keel.core.observers import size_in_bytes
+from keel.core.ram import available_ram
 from keel.core.task import Task
 from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.training_state import BUFFERS
@@ -30,7 +30,6 @@ CHECKPOINT_ROUNDS = 100
 """The longest interval between checkpoints where clients have states: until then replaced states occupy disk."""
 ROUND_LINES = 350
 """Bytes that a round adds to the text files of a run, besides its list of clients."""
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Footprint:
     def __str__(self) -> str:
         each = f"with {size(self.client_state)} of state"
         clients = f"1 client {each}" if self.clients == 1 else f"{self.clients:,} clients {each} each"
-        states = f"{clients}, some stored twice until the next checkpoint"
+        states = f"{clients}, some stored up to three times for the last two checkpoints"
         detail = f" ({states})" if self.client_state else ""
         memory = f"{size(self.ram)} of peak memory, not counting the program and the data"
         return f"up to {size(self.disk)} on disk{detail} and {memory}"
@@ -124,14 +123,15 @@ def _client_state_bytes(training: Training, precision: Precision) -> int:
 
 
 def _held_reports(training: Training) -> int:
-    """Return the bytes of a cohort's reports, which are held together where they are clipped."""
+    """Return the bytes of a cohort's reports and client states, which are held together where they are clipped."""
     loop = training.loop
     if loop.settings.clip is None:
         return 0
     _, uploads = messages_of(loop.algorithm, loop.initial, loop.participation.sizes)
     largest = max(size_in_bytes(message) for message in uploads)
     buffers = 0 if loop.initial_buffers is None else loop.initial_buffers.numel() * 4
-    return loop.sampler.size * (largest + 2 * buffers)  # of the buffers also their change
+    state = _client_state_bytes(training, "float32")
+    return loop.sampler.size * (largest + state + 2 * buffers)  # of the buffers also their change
 
 
 def _round_size(training: Training) -> RoundSize:
@@ -212,30 +212,7 @@ def _one_of(fixes: list[str]) -> str:
 def _rows(clients: int, cohort: int, rounds: int) -> int:
     """Return the rows of the file of client states.
 
-    A row that a checkpoint refers to is overwritten only after the next checkpoint, and a client's old row only after
-    its round.
+    A row that a checkpoint refers to is overwritten only after the second checkpoint from there, and a client's old row
+    only after its round.
     """
-    return min(clients + min(clients, CHECKPOINT_ROUNDS * cohort) + cohort, rounds * cohort)
-
-
-def available_ram() -> int | None:
-    """Return the bytes of RAM that this process can have; None if the system does not report it."""
-    limits = []
-    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for file in _limit_files():
-        text = file.read_text().strip() if file.is_file() else ""
-        limits += [int(text)] if text.isdigit() else []
-    return min((limit for limit in limits if limit > 0), default=None)
-
-
-def _limit_files() -> Iterator[Path]:
-    """Yield the files in which Linux lists the memory limits of this process's control group and its parents."""
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.is_file() else []:
-        _, controllers, path = line.split(":", 2)
-        root = CGROUPS / controllers
-        group = root / path.lstrip("/")
-        if controllers in ("", "memory"):
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            yield from (folder / name for folder in [group, *group.parents] if folder.is_relative_to(root))
+    return min(clients + 2 * min(clients, CHECKPOINT_ROUNDS * cohort) + cohort, rounds * cohort)

@@ -1,5 +1,6 @@
 """keel.run and keel.resume: an experiment in a folder."""
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import count
@@ -201,12 +202,20 @@ def create_folder(training: Training, path: Path | None, more: Mapping[str, Any]
     if path is not None:
         try:
             return RunFolder.create(path, spec, environment, statistics, model)
-        except FileExistsError:
+        except OSError as error:
+            if not _is_taken(error):
+                raise
             raise KeelError(f"out: {str(path)!r} exists; use a new folder, or keel resume {path}") from None
     for number in count(1):
         unused = Path("runs") / (spec.label + f"-{number}" * (number > 1))
         try:
             return RunFolder.create(unused, spec, environment, statistics, model)
-        except FileExistsError:  # perhaps made this moment by another process
-            continue
+        except OSError as error:
+            if not _is_taken(error):
+                raise
     raise AssertionError("count() does not end")
+
+
+def _is_taken(error: OSError) -> bool:
+    """Whether a folder could not be made since one exists, perhaps made this moment by another process."""
+    return isinstance(error, FileExistsError) or error.errno == errno.ENOTEMPTY

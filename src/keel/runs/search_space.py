@@ -18,13 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from keel.config.defaults import completed, make_spec
 from keel.config.fields import put_field
-from keel.config.overrides import merge
+from keel.config.overrides import NOT_TOML, merge
 from keel.config.schema import Spec
+from keel.config.values import check_values
 from keel.core.randomness import keyed_rng
-from keel.errors import KeelError, explain, unknown_name
+from keel.errors import KeelError, explain, shown, unknown_name
 
 FIXED = {"seed": "search.seeds (--seeds)", "evaluation.on": "search.on (--on)"}
 """Fields that a sweep sets, and the option that controls each."""
+MOST_RUNS = 100_000
+"""The largest number of runs of a sweep or a comparison."""
 
 Point = dict[str, Any]
 """A value for each searched field."""
@@ -72,8 +75,10 @@ class Search(BaseModel):
     method: Literal["grid", "random", "optuna"] = "grid"
     grid: str | None = None
     fields: dict[str, Any] = {}
-    points: Annotated[int, Field(ge=1)] | None = None
-    seeds: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = 1
+    points: Annotated[int, Field(ge=1, le=MOST_RUNS)] | None = None
+    seeds: (
+        Annotated[int, Field(ge=1, le=MOST_RUNS)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    ) = 1
     on: Literal["validation", "test"] = "validation"
     sampler: Literal["tpe", "random", "cmaes", "gp"] | None = None
     pruner: Literal["median", "halving", "hyperband"] | None = None
@@ -145,6 +150,7 @@ def make_plan(table: Mapping[str, Any], fixed: Iterable[str] = ()) -> Plan:
     Args:
         fixed: Fields that are not searched even if a named grid has them.
     """
+    check_values(table)
     rest = {section: value for section, value in table.items() if section != "search"}
     completed(rest)
     try:
@@ -169,12 +175,14 @@ def parse_over(assignments: Iterable[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (equals and key and text):
-            raise KeelError(f"--over must be key=value,value or key=low..high[,log] (got {assignment!r})")
+            raise KeelError(f"--over must be key=value,value or key=low..high[,log] (got {shown(assignment)})")
         low, dots, high = text.removesuffix(",log").partition("..")
         if dots:
             ends = _values(f"{low},{high}")
             if len(ends) != 2:
-                raise KeelError(f"--over with a range must be key=low..high or key=low..high,log (got {assignment!r})")
+                raise KeelError(
+                    f"--over with a range must be key=low..high or key=low..high,log (got {shown(assignment)})"
+                )
             fields[key] = {"low": ends[0], "high": ends[1], "log": text.endswith(",log")}
         else:
             fields[key] = _values(text)
@@ -185,18 +193,18 @@ def parse_seeds(text: str) -> int | list[int]:
     """A number of seeds, or a list of seeds separated by commas."""
     values = _values(text)
     if not all(isinstance(value, int) for value in values):
-        raise KeelError(f"--seeds must be a number, as in 3, or seeds, as in 100,101 (got {text!r})")
+        raise KeelError(f"--seeds must be a number, as in 3, or seeds, as in 100,101 (got {shown(text)})")
     return values[0] if len(values) == 1 and "," not in text else values
 
 
 def name_of(point: Point) -> str:
-    """The folder name of a point: its fields and values, shortened where a file name could not hold them."""
+    """The folder name of a point: its fields and values, shown where a file name could not hold them."""
     text = ",".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in point.items())
     return file_name(text)
 
 
 def file_name(text: str) -> str:
-    """The text as a file name; a hash distinguishes it where it is shortened or characters are replaced."""
+    """The text as a file name; a hash distinguishes it where it is shown or characters are replaced."""
     plain = re.sub(r"[^\w.=,+-]", "_", text, flags=re.ASCII)
     return text if plain == text and len(text) <= 150 else f"{plain[:100]}-{sha256(text.encode()).hexdigest()[:8]}"
 
@@ -244,9 +252,9 @@ def _axis(key: str, value: Any) -> Axis:
             raise KeelError(f"search.fields: {key}: {explain(error).removeprefix(': ')}") from None
     if not isinstance(value, list) or not value:
         valid = "a list of values or { low = 0.01, high = 1.0, log = true }"
-        raise KeelError(f"search.fields: {key} must be {valid} (got {value!r})")
+        raise KeelError(f"search.fields: {key} must be {valid} (got {shown(value)})")
     if len({json.dumps(v) for v in value}) < len(value):
-        raise KeelError(f"search.fields: the values of {key} must be distinct (got {value!r})")
+        raise KeelError(f"search.fields: the values of {key} must be distinct (got {shown(value)})")
     return value
 
 
@@ -254,14 +262,21 @@ def _check(plan: Plan) -> None:
     search, axes = plan.search, plan.axes
     if not axes:
         raise KeelError("search.fields is empty; use --over local.lr=0.01,0.1 or --grid paper")
+    size = _size(axes)
+    check_number_of_runs((search.points or size or 1) * len(plan.seeds))
     for key, axis in axes.items():
         if search.method == "grid" and isinstance(axis, Range):
             raise KeelError(f"search.fields: {key} is a range; use a list of values, or --method random or optuna")
         for value in axis.ends if isinstance(axis, Range) else axis:
             plan.specs({key: value})  # an invalid value is refused here, not in the middle of the sweep
-    size = _size(axes)
     if search.method == "random" and size is not None and search.points is not None and search.points > size:
         raise KeelError(f"search.points must be at most {size}, the number of combinations (got {search.points})")
+
+
+def check_number_of_runs(number: int) -> None:
+    """Raise a KeelError if no machine could do so many runs."""
+    if number > MOST_RUNS:
+        raise KeelError(f"this asks for {number:,} runs, but {MOST_RUNS:,} are the most; use fewer values or seeds")
 
 
 def _size(axes: Mapping[str, Axis]) -> int | None:
@@ -293,5 +308,5 @@ def _values(text: str) -> list[Any]:
     """Values separated by commas; what is not TOML is taken as text."""
     try:
         return tomllib.loads(f"values = [{text}]")["values"]
-    except tomllib.TOMLDecodeError:
+    except NOT_TOML:
         return text.split(",")

@@ -57,6 +57,7 @@ def checked_task(task: Task, spec: Spec) -> Task:
     _check_metrics(task, *compared)
     task = replace(task, moving=moving_buffers(module, before, spec.model.buffers))
     _check_single_example(task, spec)
+    _check_single_test_example(task, spec)
     if ignores_adapters(task.module):
         log.warning(
             "in evaluation mode nn.TransformerEncoderLayer ignores adapters; Keel evaluates with "
@@ -211,17 +212,42 @@ def _check_single_example(task: Task, spec: Spec) -> None:
     single = (sizes == 1) | (local.batch == 1)
     if not local.drop_last:
         single |= sizes % local.batch == 1
+    if local.microbatch is not None and local.microbatch < local.batch:
+        full, rest = np.minimum(sizes, local.batch), np.where(local.drop_last, 0, sizes % local.batch)
+        single |= (local.microbatch == 1) | (full % local.microbatch == 1) | (rest % local.microbatch == 1)
     if algorithm.probes or "full_gradient" in algorithm.observes:
         single |= sizes % task.data.chunk_size == 1
-    if not single.any():
+    if single.any() and (reason := _failure_on_one_example(task)) is not None:
+        raise KeelError(
+            f"model cannot be trained on a minibatch of one example, which client {int(np.argmax(single))} has "
+            f"({reason}); set local.drop_last = true, another local.batch or local.microbatch, or model.buffers = "
+            "'group_norm'"
+        )
+
+
+def _check_single_test_example(task: Task, spec: Spec) -> None:
+    """If one example is evaluated alone, check that the model can: BatchNorm without running statistics may not."""
+    if spec.model.buffers != "local":
         return
+    tests = task.client_tests
+    which: str | None = None
+    simulated = len(task.data.partition.sizes) > 1 and len(task.data.train) > 1  # a federation has a placeholder
+    if simulated and len(task.data.test) == 1:
+        which = f"evaluation.on = {spec.evaluation.on!r} has one example"
+    elif tests is not None and (single := tests.partition.sizes % task.data.chunk_size == 1).any():
+        which = f"evaluation.clients: client {tests.clients[np.argmax(single)]} is evaluated on one example alone"
+    if which is not None and (reason := _failure_on_one_example(task)) is not None:
+        raise KeelError(
+            f"{which}, which model.buffers = 'local' cannot normalise ({reason}); use 'average' or 'group_norm'"
+        )
+
+
+def _failure_on_one_example(task: Task) -> str | None:
+    """Return why the model fails on one example if it normalises by the minibatch's statistics; None if it does not."""
     module: Any = sharing_frozen(task.module).train()
     try:
         with keyed_torch_rng(0, "trial"), torch.no_grad():
             module(task.data.transform(task.data.train[task.data.partition.indices[:1]].inputs))
     except (RuntimeError, ValueError) as error:
-        raise KeelError(
-            f"model cannot be trained on a minibatch of one example, which client {int(np.argmax(single))} has "
-            f"({str(error).splitlines()[0]}); set local.drop_last = true, another local.batch, or model.buffers = "
-            "'group_norm'"
-        ) from error
+        return str(error).splitlines()[0]
+    return None

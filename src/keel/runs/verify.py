@@ -1,0 +1,57 @@
+"""keel verify: which files of a run folder do not have the content that was written."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from keel.core.client_state import ClientStates
+from keel.errors import DamagedFile
+from keel.runs.checkpoint import load_checkpoint
+from keel.runs.folder import RunFolder
+
+
+def damages(folder: RunFolder) -> list[DamagedFile]:
+    """What is damaged in a run folder; nothing if all of it is intact.
+
+    Folders of earlier versions have no checksums: only files that cannot be read are found in them.
+    """
+    found = {}
+    for check in _checks(folder):
+        try:
+            check()
+        except DamagedFile as error:
+            found[str(error)] = error  # one damaged file can fail several checks
+    return list(found.values())
+
+
+def _checks(folder: RunFolder) -> Iterator[Callable[[], Any]]:
+    yield lambda: folder.manifest
+    yield lambda: folder.table
+    yield lambda: folder.environment
+    for name in _recorded_files(folder):
+        yield partial(folder.checked, name)
+    yield lambda: folder.summary
+    yield lambda: folder.tracker_ids
+    yield folder.records
+    yield folder.seconds
+    for file in (folder.checkpoint_file, folder.previous_file):
+        yield partial(_check_checkpoint, folder, file)
+    yield lambda: folder.final_state() if folder.ended else None
+
+
+def _recorded_files(folder: RunFolder) -> list[str]:
+    """The files in the manifest, besides the spec, which may have been edited."""
+    try:
+        manifest = folder.manifest
+    except DamagedFile:
+        return []
+    return [] if manifest is None else sorted(manifest.files.keys() - {"spec.toml"})
+
+
+def _check_checkpoint(folder: RunFolder, file: Path) -> None:
+    if file.is_file():
+        clients = ClientStates(folder.clients_file)
+        state = load_checkpoint(file, clients)
+        clients.verify()
+        folder.check_logs(state.round if state else 0)
