@@ -2,12 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser nginx coverage lint canary bench bench-quick bench-gpu guard grid experiment scarce reproduction clean
+.PHONY: demo test browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
-# Four processes on two cores, because many tests wait for other processes.
+# Four processes on two cores, because many tests wait for other processes. They and those that they start share the
+# compiled modules in __pycache__, also where the environment asks Python not to write any.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint browser nginx
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
@@ -39,6 +41,11 @@ canary:
 	.venv-canary/bin/pip install --quiet --disable-pip-version-check --upgrade flwr torch ray
 	.venv-canary/bin/pytest -n 2 --dist loadfile tests/deploy tests/engines tests/core/test_torch_adapter.py
 
+# Known vulnerabilities of the installed versions: see CONTRIBUTING.md.
+audit: .venv/dev
+	$(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py
 
@@ -51,6 +58,11 @@ bench-gpu: .venv/ready
 
 guard: .venv/ready
 	$(BIN)/python benchmarks/rounds.py --guard
+
+# N cases of every kind of fault (docs/reliability.md); KINDS="specs readers" chooses kinds.
+N ?= 100
+faults: .venv/dev
+	$(BIN)/python -m faults --cases $(N) $(KINDS)
 
 grid: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_grid.toml
@@ -67,7 +79,7 @@ reproduction: .venv/ready
 	$(BIN)/python tools/reproduction.py write
 
 clean:
-	rm -rf .venv .venv-bench .venv-canary runs
+	rm -rf .venv .venv-audit .venv-bench .venv-canary runs
 
 # PyTorch is installed first, at its pinned version: other versions may install gigabytes of CUDA libraries.
 .venv/ready: pyproject.toml constraints.txt
