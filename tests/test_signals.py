@@ -13,6 +13,8 @@ import pytest
 
 from faults._commands import Process, command, difference
 from keel import signals
+from keel.errors import Interrupted
+from keel.runs import parallel
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -58,6 +60,52 @@ def test_the_first_signal_waits_for_the_round_and_the_second_breaks_it(monkeypat
         monkeypatch.setattr(signals, "REPEATED", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_recorded_signal_raises_only_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive_two() -> None:
+        with signals.raising(), signals.recorded():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # timeout(1) sends two
+            assert signals.is_ending()
+            assert not signals.is_urgent()
+            monkeypatch.setattr(signals, "REPEATED", 0.0)
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.is_urgent()
+
+    with pytest.raises(KeyboardInterrupt):
+        receive_two()
+    assert not signals.is_urgent()
+
+
+class InterruptingCondition:
+    """Receives a signal when the lock has been acquired, where an exception would keep the lock held."""
+
+    def __init__(self, condition: Any):
+        self.condition = condition
+
+    def __enter__(self) -> None:
+        self.condition.__enter__()
+        signal.raise_signal(signal.SIGTERM)
+
+    def __exit__(self, *error: object) -> None:
+        self.condition.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.condition, name)
+
+
+def test_a_signal_while_the_lock_of_a_future_is_held_does_not_keep_it_held() -> None:
+    """The thread that manages the workers needs the lock of a future to set its result."""
+
+    def wait_for_a_worker() -> None:
+        with signals.raising(), parallel.executor(1, lambda *_: None, time.sleep) as pool:
+            future = pool.submit(1.0)
+            future._condition = InterruptingCondition(future._condition)
+            pool.wait([future])
+
+    with pytest.raises(Interrupted):
+        wait_for_a_worker()
 
 
 def test_a_signal_whose_exception_is_lost_ends_the_run_after_its_round(monkeypatch: pytest.MonkeyPatch) -> None:

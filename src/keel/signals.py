@@ -28,6 +28,7 @@ class _Received:
 
     contexts: int = 0
     first: int | None = None
+    count: int = 0
     last_time: float = -inf
     notice: str = ""
 
@@ -37,6 +38,7 @@ class _Received:
         if self.first is None and self.notice and sys.stderr.isatty():
             os.write(sys.stderr.fileno(), f"\n{self.notice}\n".encode())
         self.first = self.first or number
+        self.count += is_new
         self.last_time = monotonic() if is_new else self.last_time
         return is_new
 
@@ -47,6 +49,11 @@ _received = _Received()
 def is_ending() -> bool:
     """Return whether a signal has been received that ends the command or the run."""
     return _received.first is not None
+
+
+def is_urgent() -> bool:
+    """Return whether a second signal has been received, which does not wait for the end of a round."""
+    return _received.count > 1
 
 
 def exit_code() -> int:
@@ -72,6 +79,22 @@ def raising(notice: str = "") -> Iterator[None]:
             yield
     finally:
         _received.notice = before
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Let a signal raise nothing before the end: the code within asks `is_ending` and `is_urgent`.
+
+    An exception can leave the lock of a future held, for which the thread of an executor then waits for ever.
+    """
+
+    def record(number: int, frame: FrameType | None) -> None:
+        _received.add(number)
+
+    with _handled_by(record):
+        yield
+        if is_ending():
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -139,4 +162,4 @@ def _handled_by(
             signal.signal(number, earlier)
         _received.contexts -= 1
         if _received.contexts == 0:
-            _received.first, _received.last_time = None, -inf
+            _received.first, _received.count, _received.last_time = None, 0, -inf

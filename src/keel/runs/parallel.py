@@ -40,7 +40,7 @@ from keel.runs.ray_jobs import ProgressReceiver, ProgressSender, RayExecutor, ra
 from keel.runs.result import Run
 from keel.runs.run import find_run, resume
 from keel.runs.run import run as start_run
-from keel.signals import blocked, handle_in_worker, is_ending
+from keel.signals import blocked, handle_in_worker, is_ending, is_urgent, recorded
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -134,10 +134,10 @@ class Executor:
             return self.futures[-1]
 
     def finish(self) -> None:
-        """Drop the jobs that have not started, and wait for the others."""
+        """Drop the jobs that have not started, and wait for the others, or for a second signal."""
         for future in self.futures:
             future.cancel()
-        while not all(future.done() for future in self.futures):
+        while not is_urgent() and not all(future.done() for future in self.futures):
             sleep(0.05)
 
     def kill_workers(self) -> None:
@@ -148,7 +148,7 @@ class Executor:
     def wait(self, futures: Collection[Future[Any]], until: Callable[[Iterable[bool]], bool] = all) -> None:
         """Forward progress until all futures are done, or with `until=any` one of them; raise the first failure."""
         while True:
-            if is_ending():  # an exception in the wrong place, such as a finaliser, is lost
+            if is_ending():
                 raise KeyboardInterrupt
             for future in futures:
                 if future.done() and (error := future.exception()):
@@ -268,7 +268,7 @@ def _worker_processes(
     context: Any = multiprocessing.get_context(method)
     queue, halted = context.Queue(), context.Event()
     arguments = (queue, halted, *inherited)
-    with ProcessPoolExecutor(size, context, initializer=_init_worker, initargs=arguments) as processes:
+    with recorded(), ProcessPoolExecutor(size, context, initializer=_init_worker, initargs=arguments) as processes:
         pool = Executor(processes, queue, on_round, work)
         try:
             yield pool
@@ -278,10 +278,7 @@ def _worker_processes(
             raise OSError("a worker process died; the same command resumes its runs") from None
         except BaseException as error:
             halted.set()
-            try:
-                pool.finish()
-            except KeyboardInterrupt:  # a second signal, which does not wait for the end of the rounds
-                raise Interrupted from None
+            pool.finish()
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted from None
             raise
