@@ -1,5 +1,6 @@
 """A run folder whose files do not have the content that was written."""
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -214,6 +215,36 @@ def test_the_commands_print_what_is_damaged_and_what_was_restored(ended: RunFold
     assert broken.out.startswith(f"{ended.path}: damaged\n  run: ")
     assert call("repair", ended.path).out == "continue from round 1 with keel resume\n"
     assert call("verify", ended.path).out == f"{ended.path}: intact\n"
+
+
+def test_verify_leaves_out_the_checkpoints_of_a_run_that_is_being_written(copied: RunFolder) -> None:
+    """A process replaces them while they are read."""
+    flip(copied.checkpoint_file)
+    with copied.locked():
+        called = call_keel(copied.path, "verify", copied.path)
+    assert (called.code, called.out) == (
+        0,
+        f"{copied.path}: intact; it is being written, so its checkpoints were not checked\n",
+    )
+    assert call_keel(copied.path, "verify", copied.path).code == 1
+
+
+def test_verify_lists_a_file_that_cannot_be_read_and_checks_the_other_runs(
+    copied: RunFolder, ended: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = RunFolder.seconds
+
+    def seconds(folder: RunFolder) -> list[float]:
+        if folder.path == copied.path:
+            raise PermissionError(errno.EACCES, "Permission denied", folder.timings)
+        return read(folder)
+
+    monkeypatch.setattr(RunFolder, "seconds", seconds)
+    called = call_keel(copied.path, "verify", copied.path, ended.path)
+    assert called.code == 1
+    assert called.out == (
+        f"{copied.path}: damaged\n  run: '{copied.timings}' cannot be read (Permission denied)\n{ended.path}: intact\n"
+    )
 
 
 def test_repair_keeps_an_intact_run_of_an_earlier_version(ended: RunFolder, finished: keel.Run) -> None:

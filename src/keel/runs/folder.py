@@ -225,6 +225,18 @@ class RunFolder:
         except Timeout:
             raise KeelError(f"run: {str(self.path)!r} is being written by another process") from None
 
+    def is_being_written(self) -> bool:
+        """Whether another process has locked the folder."""
+        if not (self.path / ".lock").is_file():
+            return False
+        try:
+            with self.locked():
+                return False
+        except KeelError:
+            return True
+        except OSError:  # it cannot be written at all
+            return False
+
     def append(self, record: Record, seconds: float) -> None:
         plain = {key: _plain(value, key) for key, value in record.items()}
         for file, line in (self.metrics, plain), (self.timings, {"round": record["round"], "seconds": seconds}):

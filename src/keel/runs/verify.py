@@ -11,21 +11,27 @@ from keel.runs.checkpoint import load_checkpoint
 from keel.runs.folder import RunFolder
 
 
-def damages(folder: RunFolder) -> list[DamagedFile]:
+def damages(folder: RunFolder, checkpoints: bool = True) -> list[DamagedFile]:
     """What is damaged in a run folder; nothing if all of it is intact.
 
     Folders of earlier versions have no checksums: only files that cannot be read are found in them.
+
+    Args:
+        checkpoints: Check the checkpoints too, which a process that writes the run replaces meanwhile.
     """
     found = {}
-    for check in _checks(folder):
+    for check in _checks(folder, checkpoints):
         try:
             check()
         except DamagedFile as error:
             found[str(error)] = error  # one damaged file can fail several checks
+        except OSError as error:
+            unreadable = f"run: {str(error.filename or folder.path)!r} cannot be read ({error.strerror or error})"
+            found[unreadable] = DamagedFile(unreadable)
     return list(found.values())
 
 
-def _checks(folder: RunFolder) -> Iterator[Callable[[], Any]]:
+def _checks(folder: RunFolder, checkpoints: bool) -> Iterator[Callable[[], Any]]:
     yield lambda: folder.manifest
     yield lambda: folder.table
     yield lambda: folder.environment
@@ -35,9 +41,10 @@ def _checks(folder: RunFolder) -> Iterator[Callable[[], Any]]:
     yield lambda: folder.tracker_ids
     yield folder.records
     yield folder.seconds
-    for file in (folder.checkpoint_file, folder.previous_file):
-        yield partial(_check_checkpoint, folder, file)
-    yield lambda: folder.final_state() if folder.ended else None
+    if checkpoints:
+        for file in (folder.checkpoint_file, folder.previous_file):
+            yield partial(_check_checkpoint, folder, file)
+        yield lambda: folder.final_state() if folder.ended else None
 
 
 def _recorded_files(folder: RunFolder) -> list[str]:
