@@ -215,6 +215,7 @@ def _run_child(folder: Path, arguments: list[str], err: str, counter: mmap, at: 
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         faulthandler.register(signal.SIGUSR1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts a process in the background
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if nohup started this program
         _fork_workers()
         COMPARE_MODULE._write_page = lambda folder, *_: folder  # drawing takes longer than all runs
         keel.runs.execute.CHECKPOINT_SECONDS, keel.runs.execute.SAVING_SHARE = 0.0, 0  # every round is saved

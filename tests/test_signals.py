@@ -52,6 +52,15 @@ def test_an_ignored_sigint_ends_a_command_and_an_ignored_sighup_does_not() -> No
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
+def test_nohup_protects_worker_processes() -> None:
+    received: list[int] = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.handle_in_worker(lambda number, _: received.append(number))
+    for number in NUMBERS:
+        signal.raise_signal(number)
+    assert received == [signal.SIGINT, signal.SIGTERM]
+
+
 def test_the_first_signal_waits_for_the_round_and_the_second_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with signals.raising(), signals.interruptible() as interrupted:
         signal.raise_signal(signal.SIGTERM)

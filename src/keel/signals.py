@@ -133,25 +133,29 @@ def blocked() -> Iterator[None]:
 
 def handle_in_worker(handler: Any) -> None:
     """Set the handler of a worker process for all signals, and unblock them."""
-    for number in ENDING:
+    for number in _not_protected():
         signal.signal(number, handler)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _not_protected() -> list[signal.Signals]:
+    """Return the signals to handle: all but a SIGHUP that nohup has had ignored, in this process or in its parent."""
+    always = (signal.SIGINT, signal.SIGTERM)
+    return [number for number in ENDING if number in always or signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
 def _handled_by(
     handler: Callable[[int, FrameType | None], None], before: dict[signal.Signals, Any] | None = None
 ) -> Iterator[None]:
-    """Set the handler; `before` is filled with the handlers that it replaces. nohup's ignored SIGHUP stays ignored."""
+    """Set the handler; `before` is filled with the handlers that it replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     replaced = {} if before is None else before
-    for number in ENDING:
-        current = signal.getsignal(number)
-        if number in (signal.SIGINT, signal.SIGTERM) or current != signal.SIG_IGN:
-            replaced[number] = current or signal.SIG_DFL  # None is a handler that Python did not set
+    for number in _not_protected():
+        replaced[number] = signal.getsignal(number) or signal.SIG_DFL  # None is a handler that Python did not set
     _received.contexts += 1
     try:
         for number in replaced:

@@ -30,6 +30,8 @@ CHECKPOINT_ROUNDS = 100
 """The longest interval between checkpoints where clients have states: until then replaced states occupy disk."""
 CLIENT_INDEX = 300
 """Bytes of RAM for the row of a client's state and its checksum."""
+SAVED_INDEX = 3 * 20
+"""Bytes on disk for the same in the last two checkpoints and in the next one."""
 ROUND_LINES = 350
 """Bytes that a round adds to the text files of a run, besides its list of clients."""
 
@@ -79,7 +81,9 @@ def footprint_of(training: Training) -> Footprint:
     disk = stored * _rows(clients, cohort, spec.rounds) + 2 * (server + observed) + max(0, server - budget)
     disk += spec.rounds * (ROUND_LINES + 8 * cohort) + model_record(training).size
     ram = min(server, max(budget, 2 * model)) + 2 * observed + training.loop.engine.footprint(_round_size(training))
-    ram += _held_reports(training) + (CLIENT_INDEX * clients if stored else 0)
+    ram += _held_reports(training)
+    if stored:
+        disk, ram = disk + SAVED_INDEX * clients, ram + CLIENT_INDEX * clients
     return Footprint(disk, ram, clients if stored else 0, stored, server, _engine_text(training))
 
 
