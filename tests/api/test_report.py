@@ -62,7 +62,7 @@ def test_a_network_and_charts_are_options(run: keel.Run, tmp_path: Path, monkeyp
     [
         ({"runs": []}, "runs is empty"),
         ({"runs": [3]}, "runs must hold runs, folders, comparisons or sweeps (got 3)"),
-        ({"runs": "nowhere"}, "'nowhere' is not a run folder"),
+        ({"runs": "nowhere"}, "'nowhere' does not exist"),
         ({"network": {"up": 3.0}}, "network field"),
         ({"baseline": "fedavg"}, "'fedavg'"),
     ],

@@ -132,7 +132,7 @@ def test_the_command_lists_the_skipped_runs_and_reports_on_the_others(runs: Path
     assert called.code == 0
     assert f'<th scope="row">{runs}/bad</th><td>&#39;metrics.jsonl&#39; is' in (runs / "report.html").read_text()
     assert [row["label"] for row in json.loads(called.out)] == ["FedAvg"]
-    assert f"skipped {runs}/bad: 'metrics.jsonl' is damaged (line 3 is about round 9); restore" in called.err
+    assert f"skipped {runs}/bad: 'metrics.jsonl' is damaged (line 3 is about round 9); keel repair" in called.err
     in_file("summary.json", status=7)(runs / "good")
     called = keel("report", str(runs))
     assert called.code == 2
@@ -143,7 +143,7 @@ def test_keel_report_lists_skipped_runs(runs: Path, tmp_path: Path) -> None:
     (runs / "bad/environment.json").unlink()
     page = library.report(runs, tmp_path / "report.html")
     assert [skipped.reason for skipped in page.comparison.skipped] == [
-        f"'environment.json' is damaged (it is missing); restore it with keel repair {runs}/bad"
+        f"'environment.json' is damaged (it is missing); keel repair {runs}/bad restores it if it can"
     ]
     assert "Skipped" in page._repr_html_()
 
@@ -196,5 +196,5 @@ def test_folders_below_a_path_are_found_without_following_links(runs: Path) -> N
     (runs / "again").symlink_to(runs)
     shutil.copytree(runs / "good", runs / ".hidden")
     assert [folder.path.name for folder in find_runs([runs])] == ["bad", "good"]
-    with pytest.raises(KeelError, match="is not a run folder"):
+    with pytest.raises(KeelError, match="nothing' does not exist"):
         find_runs([runs / "nothing"])

@@ -121,18 +121,18 @@ def test_a_lost_line_is_damage(copied: RunFolder) -> None:
 def test_repair_returns_to_the_checkpoint_whose_records_are_intact(copied: RunFolder, finished: keel.Run) -> None:
     lines = copied.metrics.read_bytes().splitlines(keepends=True)
     copied.metrics.write_bytes(b"".join([*lines[:4], lines[4].replace(b"0", b"1"), lines[5]]))
-    assert repair(copied) == ["continue from round 4 with keel resume"]
+    assert repair(copied) == [f"rounds 1 to 3 are kept; continue with keel resume {copied.path}"]
     assert damages(copied) == []
     assert equal(keel.resume(copied.path), finished)
 
 
 def test_an_ended_run_is_repaired_by_training_its_lost_rounds_again(ended: RunFolder, finished: keel.Run) -> None:
     flip(ended.checkpoint_file)
-    with pytest.raises(DamagedFile, match="restore it with keel repair"):
+    with pytest.raises(DamagedFile, match="restores it if it can"):
         keel.load(ended.path).state_dict()
-    with pytest.raises(DamagedFile, match="restore it with keel repair"):
+    with pytest.raises(DamagedFile, match="restores it if it can"):
         keel.resume(ended.path)
-    assert repair(ended) == ["continue from round 1 with keel resume"]
+    assert repair(ended) == [f"no round can be kept; train all of them again with keel resume {ended.path}"]
     assert equal(keel.resume(ended.path), finished)
 
 
@@ -143,11 +143,11 @@ def test_repair_restores_spec_summary_and_timings(ended: RunFolder, finished: ke
     ended.timings.write_bytes(b"".join([lines[0].replace(b"seconds", b"secondz"), *lines[1:]]))
     assert repair(ended) == [
         "spec.toml: restored from the manifest",
-        "timings.jsonl: the wall-clock time of 1 rounds is lost and counts as 0",
+        "timings.jsonl: the wall-clock time of 1 round is lost and counts as 0",
     ]
     assert (ended.path / "spec.toml").read_bytes() == spec
     flip(ended.summary_file)
-    assert repair(ended) == ["continue from round 9 with keel resume"]
+    assert repair(ended) == [f"all 8 rounds are kept; finish the run with keel resume {ended.path}"]
     assert equal(keel.resume(ended.path), finished)
 
 
@@ -213,8 +213,24 @@ def test_the_commands_print_what_is_damaged_and_what_was_restored(ended: RunFold
     broken = call("verify", ended.path)
     assert broken.code == 1
     assert broken.out.startswith(f"{ended.path}: damaged\n  run: ")
-    assert call("repair", ended.path).out == "continue from round 1 with keel resume\n"
+    assert call("repair", ended.path).out == (
+        f"no round can be kept; train all of them again with keel resume {ended.path}\n"
+    )
     assert call("verify", ended.path).out == f"{ended.path}: intact\n"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "data.json", "checkpoint/clients.bin"])
+def test_an_ended_run_that_is_damaged_is_not_resumed(name: str, ended: RunFolder) -> None:
+    flip(ended.path / name, 0.1)
+    with pytest.raises(DamagedFile, match=f"{Path(name).name}' is damaged"):
+        keel.resume(ended.path)
+
+
+def test_verify_checks_the_other_runs_if_one_does_not_exist(ended: RunFolder, tmp_path: Path) -> None:
+    called = call_keel(tmp_path, "verify", "missing", ended.path)
+    assert called.code == 2
+    assert called.out == f"{ended.path}: intact\n"
+    assert called.err == "keel: run: 'missing' does not exist\n"
 
 
 def test_verify_leaves_out_the_checkpoints_of_a_run_that_is_being_written(copied: RunFolder) -> None:
@@ -257,11 +273,11 @@ def test_repair_keeps_an_intact_run_of_an_earlier_version(ended: RunFolder, fini
 
 def test_lost_logs_and_a_lost_checkpoint_folder_are_repaired(ended: RunFolder, finished: keel.Run) -> None:
     ended.metrics.unlink()
-    assert repair(ended) == ["continue from round 1 with keel resume"]
+    assert repair(ended) == [f"no round can be kept; train all of them again with keel resume {ended.path}"]
     assert equal(keel.resume(ended.path), finished)
     rmtree(ended.checkpoint_file.parent)
     assert "state.safetensors' is damaged (it is missing)" in str(damages(ended)[0])
-    assert repair(ended) == ["continue from round 1 with keel resume"]
+    assert repair(ended) == [f"no round can be kept; train all of them again with keel resume {ended.path}"]
     assert equal(keel.resume(ended.path), finished)
 
 

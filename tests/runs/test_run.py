@@ -236,9 +236,7 @@ def test_resume_says_in_words_which_object_differs(custom: keel.Run, objects: di
 
 def test_an_ended_run_without_its_checkpoint_returns_no_untrained_model(copied: Path) -> None:
     (copied / "checkpoint/state.safetensors").unlink()
-    with pytest.raises(
-        keel.KeelError, match=r"state.safetensors' is damaged \(it is missing\); restore it with keel repair"
-    ):
+    with pytest.raises(keel.KeelError, match=r"state.safetensors' is damaged \(it is missing\); keel repair"):
         keel.resume(copied)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from keel.cli.options import AsJson, print_json
+from keel.errors import KeelError
 
 
 def verify(
@@ -19,10 +20,20 @@ def verify(
     Example: keel verify runs/digits-mlp-ghbm-seed0
     """
     from keel.runs.finding import find_runs
+    from keel.runs.folder import RunFolder
     from keel.runs.verify import damages
 
+    runs: list[RunFolder] = []
+    missing: list[KeelError] = []
+    for path in paths:
+        try:
+            runs += find_runs([path])
+        except KeelError as error:
+            missing.append(error)
+    if not runs:
+        raise missing[0]
     found = {}
-    for folder in find_runs(paths):
+    for folder in runs:
         written = folder.is_being_written()
         found[str(folder.path)] = lines = [str(damage) for damage in damages(folder, checkpoints=not written)]
         if not as_json:
@@ -31,6 +42,8 @@ def verify(
             typer.echo("".join(f"  {line}\n" for line in lines), nl=False)
     if as_json:
         print_json(found)
+    if missing:
+        raise missing[0]
     if any(found.values()):
         raise typer.Exit(1)
 

@@ -181,7 +181,7 @@ class ClientStates(Mapping[int, ClientState]):
             yield client, _sum(buffers)
 
     def _damaged(self, reason: str) -> DamagedFile:
-        return DamagedFile(f"run: {str(self.path)!r} is damaged ({reason}); restore the run with keel repair")
+        return DamagedFile(f"run: {str(self.path)!r} is damaged ({reason}); keel repair restores the run if it can")
 
     def _keep(self, *needed: np.ndarray) -> None:
         """Keep these rows; all others are free."""

@@ -21,6 +21,8 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
     runs = []
     for path in paths:
         below = [path] if _is_run(path) else sorted(_runs_below(path))
+        if not below and not os.path.lexists(path):
+            raise KeelError(f"run: {str(path)!r} does not exist")
         if not below:
             raise KeelError(f"run: {str(path)!r} is not a run folder (it has no {SPEC})")
         runs += [RunFolder(folder) for folder in below]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from keel.core.client_state import ClientStates
@@ -40,7 +41,16 @@ def repair(folder: RunFolder) -> list[str]:
         sync(folder.path)
         write_atomic(folder.metrics, _lines(folder.metrics)[: kept or 0])
         done += _restored_timings(folder, kept or 0, sealed)
-        return [*done, f"continue from round {(kept or 0) + 1} with keel resume"]
+        return [*done, _continuation(folder, kept or 0)]
+
+
+def _continuation(folder: RunFolder, rounds: int) -> str:
+    command = f"keel resume {quote(str(folder.path))}"
+    if rounds == 0:
+        return f"no round can be kept; train all of them again with {command}"
+    if rounds == folder.spec.rounds:
+        return f"all {rounds} rounds are kept; finish the run with {command}"
+    return f"rounds 1 to {rounds} are kept; continue with {command}"
 
 
 def _restored_manifest(folder: RunFolder) -> list[str]:
@@ -81,7 +91,8 @@ def _check_start(folder: RunFolder) -> None:
                 folder.checked(name)
         except DamagedFile as error:
             reason = str(error).partition(";")[0]
-            raise KeelError(f"{reason}; nothing can restore it: repeat the run with keel run spec.toml") from None
+            spec = quote(str(folder.path / "spec.toml"))
+            raise KeelError(f"{reason}; nothing can restore it: repeat the run with keel run {spec}") from None
 
 
 def _intact_rounds(file: Path, sealed: bool) -> int:
@@ -137,7 +148,8 @@ def _restored_timings(folder: RunFolder, rounds: int, sealed: bool) -> list[str]
         intact[value.get("round")] = value
     write_atomic(folder.timings, [seal(intact.get(t, {"round": t, "seconds": 0.0})) for t in range(1, rounds + 1)])
     lost = [t for t in range(1, rounds + 1) if t not in intact]
-    return [f"timings.jsonl: the wall-clock time of {len(lost)} rounds is lost and counts as 0"] if lost else []
+    rounds_lost = "1 round" if len(lost) == 1 else f"{len(lost)} rounds"
+    return [f"timings.jsonl: the wall-clock time of {rounds_lost} is lost and counts as 0"] if lost else []
 
 
 def _fails(read: Callable[[], Any]) -> bool:

@@ -31,6 +31,7 @@ from keel.runs.resources import Footprint, check_footprint
 from keel.runs.result import Run, ended_run
 from keel.runs.same_task import check_same_task
 from keel.runs.tracking import check_trackers
+from keel.runs.verify import damages
 
 
 def run(
@@ -139,6 +140,8 @@ def resume(
         with closing(loop.engine):
             check_same_task(folder, loop)
             if folder.ended:
+                if found := damages(folder):
+                    raise found[0]
                 return ended_run(folder, training, folder.final_state())
             state = folder.restore(loop.client_states(folder.clients_file)) or loop.start(folder.clients_file)
             return execute(folder, training, state, hooks, stop)

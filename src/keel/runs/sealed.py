@@ -19,7 +19,7 @@ _KEY = f'"{FIELD}": "'.encode()
 def damaged(file: Path, reason: str, run: Path | None = None) -> DamagedFile:
     """The error for a damaged file of the run folder `run`, by default the folder that holds the file."""
     folder = quote(str(file.parent if run is None else run))
-    return DamagedFile(f"run: {str(file)!r} is damaged ({reason}); restore it with keel repair {folder}")
+    return DamagedFile(f"run: {str(file)!r} is damaged ({reason}); keel repair {folder} restores it if it can")
 
 
 def seal(value: Mapping[str, Any], indent: int | None = None) -> bytes:
