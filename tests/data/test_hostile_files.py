@@ -17,7 +17,20 @@ from faults._hostile_hdf5 import HDF5
 from faults._hostile_images import POSTSCRIPT, large_png
 from faults._small_files import picture
 from keel import KeelError
-from keel.data import arrays, cifar, femnist, images, landmarks, leaf, shakespeare, stackoverflow, store, table, text
+from keel.data import (
+    arrays,
+    cifar,
+    femnist,
+    images,
+    landmarks,
+    leaf,
+    shakespeare,
+    stackoverflow,
+    store,
+    table,
+    targets,
+    text,
+)
 from keel.data.fetch import Download, fetch
 
 
@@ -82,6 +95,22 @@ def test_a_parquet_file_whose_names_are_no_text_is_refused(tmp_path: Path) -> No
     (tmp_path / "t.parquet").write_bytes(content.replace(b"qqqq", b"qqq\xe8"))
     with pytest.raises(KeelError, match="is not a Parquet file"):
         table.table(file=str(tmp_path / "t.parquet"), client="client", label="qqqq")
+
+
+def test_a_parquet_file_whose_texts_are_not_utf_8_is_refused(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import table as arrow_table
+
+    parquet.write_table(arrow_table({"client": ["qqqq"], "label": [1]}), tmp_path / "t.parquet", write_statistics=False)
+    content = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(content.replace(b"qqqq", b"qqq\xe8"))
+    with pytest.raises(KeelError, match="has a column 'client' that is not UTF-8"):
+        table.table(file=str(tmp_path / "t.parquet"), client="client", label="label")
+
+
+def test_sequences_of_no_elements_are_refused() -> None:
+    with pytest.raises(KeelError, match=r"must be whole numbers, one row per example \(got shape \(3, 0\)\)"):
+        targets.convert_targets(np.zeros((3, 0), np.int64), "sequence", "data.labels")
 
 
 def test_a_small_image_file_that_declares_a_large_image_is_refused(tmp_path: Path) -> None:

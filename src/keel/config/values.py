@@ -1,7 +1,7 @@
 """The values that a table of settings may have. They are checked before anything computes with them or prints them."""
 
 from collections.abc import Mapping
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from keel.algorithms import Algorithm
@@ -46,6 +46,8 @@ def _check(field: str, value: Any, depth: int) -> None:
         _check_text(field, value)
     elif not isinstance(value, int | float | Algorithm):
         raise KeelError(f"{field} must be a number, text, true or false, a list or a table (got {shown(value)})")
+    elif isinstance(value, float) and isnan(value):
+        raise KeelError(f"{field} must be a finite number (got nan)")
     elif isinstance(value, float) and value and isfinite(value) and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
         smallest, largest = FLOAT32
         raise KeelError(f"{field} must be 0 or from {smallest:g} to {largest:g}, the range of float32 (got {value!r})")

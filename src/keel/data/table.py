@@ -182,7 +182,10 @@ def _read_parquet(path: Path, field: str, text: tuple[str, ...], required: tuple
     texts: dict[str, np.ndarray] = {}
     for name, column in zip(content.column_names, content.columns, strict=True):
         if name in text:
-            values = ["" if value is None else str(value) for value in column.to_pylist()]
+            try:
+                values = ["" if value is None else str(value) for value in column.to_pylist()]
+            except UnicodeDecodeError as error:
+                raise KeelError(f"{field}: {str(path)!r} has a column {name!r} that is not UTF-8 ({error})") from error
             for row, value in enumerate(values, 1):
                 _check_text(path, field, name, f"row {row}", value)
             texts[name] = np.array(values, dtype=str)

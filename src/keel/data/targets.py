@@ -75,14 +75,14 @@ def _whole_numbers(targets: np.ndarray, task: TaskKind, field: str) -> np.ndarra
     """Check class labels, or tokens, whose negative values are padding."""
     if task == "classification" and targets.ndim != 1:
         raise KeelError(f"{field} must be one whole number per example (got {targets.dtype} of shape {targets.shape})")
-    if task == "sequence" and targets.ndim < 2:
+    if task == "sequence" and (targets.ndim < 2 or 0 in targets.shape[1:]):
         raise KeelError(f"{field} of a sequence must be whole numbers, one row per example (got shape {targets.shape})")
     with np.errstate(invalid="ignore"):  # what does not fit is refused below
         numbers = targets.astype(np.int64)
     if targets.dtype.kind == "f" and not np.array_equal(numbers, targets):
         raise KeelError(f"{field} must be whole numbers for task = {task!r} (got {targets.dtype}, with fractions)")
     least = 0 if task == "classification" else None
-    if len(numbers) and ((least is not None and numbers.min() < least) or numbers.max() > MAX_LABEL):
+    if numbers.size and ((least is not None and numbers.min() < least) or numbers.max() > MAX_LABEL):
         wrong = numbers.max() if numbers.max() > MAX_LABEL else numbers.min()
         raise KeelError(f"{field} must be whole numbers from 0 to classes - 1 (got {wrong})")
     return numbers

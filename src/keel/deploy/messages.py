@@ -29,6 +29,8 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 """The types of tensors that a message may have."""
 MAX_LOSS = 1e9
 """Largest mean loss that the server accepts: sums of more would overflow."""
+MAX_FLOAT32 = torch.finfo(torch.float32).max
+"""Largest number of a request: it becomes part of float32 arithmetic."""
 MAX_TEXT = 2**20
 """Largest total size in bytes of the numbers and texts of a reply, with names and shapes of its tensors. Names of
 buffers are the largest part."""
@@ -173,7 +175,7 @@ def round_context(request: Mapping[str, Any], sizes: Sequence[int]) -> Context:
     names = [name for name in Context.__dataclass_fields__ if name != "sizes"]
     for name in names:
         value = request.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_FLOAT32:
             raise KeelError(f"{name} of the request must be a finite number (got {shown(value)})")
     return Context(**{name: request[name] for name in names}, sizes=tuple(sizes))
 
