@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from flwr.supercore.protobuf.client import ProtobufClient
+
 from keel.deploy.credentials import make_certificates
 from keel.deploy.site_data import all_sites
 from tests.conftest import Called
@@ -107,6 +109,13 @@ def test_the_check_names_an_invalid_field_of_the_policy(keel: Keel, tmp_path: Pa
     assert "min_batch must be a valid integer (got 'eight')" in checked.err
 
 
+@pytest.fixture
+def _restored_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore Flower's client after a test in whose process a node presents its certificate."""
+    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
+
+
+@pytest.mark.usefixtures("_restored_client")
 def test_a_node_starts_neither_without_an_approval_nor_with_unquoted_settings(keel: Keel, tmp_path: Path) -> None:
     keel("deploy", "new", "unapproved")
     (tmp_path / "site.toml").write_text((tmp_path / "unapproved/site.toml").read_text())
@@ -121,6 +130,7 @@ def test_a_node_starts_neither_without_an_approval_nor_with_unquoted_settings(ke
     assert "texts in double quotes" in called.err
 
 
+@pytest.mark.usefixtures("_restored_client")
 def test_a_node_does_not_start_without_a_policy(keel: Keel, tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     files = ("--certificate", "certificates/server.crt", "--certificate-key", "certificates/server.key")
