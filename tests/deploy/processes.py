@@ -47,8 +47,10 @@ from flwr.supernode import start_client_internal
 
 from keel.cli import main
 
-if sys.argv[1:3] == ["deploy", "node"]:  # at the server the interval is the time that a server app has to start
-    for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
+# In the core state, and at the server, the interval is the time that an app has to start before it is started again.
+if sys.argv[1:3] == ["deploy", "node"]:
+    flower = [name for name in sys.modules if name.startswith("flwr.") and "corestate" not in name]
+    for module in map(sys.modules.get, flower):
         for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
             if constant in vars(module):
                 setattr(module, constant, seconds)
