@@ -7,11 +7,14 @@ from xdist.scheduler import LoadFileScheduling
 LONGEST = (
     "tests/deploy/test_end_to_end.py",
     "tests/engines/test_ray.py",
+    "tests/paper/test_results.py",
     "tests/cli/test_demo.py",
+    "tests/runs/test_run.py",
     "tests/deploy/test_perimeter.py",
-    "tests/report/test_page.py",
     "tests/engines/test_ray_cluster.py",
+    "tests/faults/test_faults.py",
     "tests/runs/test_sweep.py",
+    "tests/report/test_page.py",
 )
 """Files that take longest, longest first. They are started first, so that no worker ends long after the others."""
 DIVISIBLE = ("tests/docs/test_docs.py", "tests/contract/test_contract.py")

@@ -176,15 +176,15 @@ def _with_a_record(name: str, folder: Path) -> Process:
     """Start a command, and wait until one of its runs has a record."""
     process = Process(folder, command(name, folder))
     deadline = time.monotonic() + 60
-    while not any(file.stat().st_size for file in _existing(folder)):
+    while not _has_a_record(folder):
         assert process.is_running()
         assert time.monotonic() < deadline
         time.sleep(0.002)
     return process
 
 
-def _existing(folder: Path) -> list[Path]:
+def _has_a_record(folder: Path) -> bool:
     try:
-        return list(folder.rglob("metrics.jsonl"))
+        return any(file.stat().st_size for file in folder.rglob("metrics.jsonl"))
     except FileNotFoundError:  # a temporary folder got its final name meanwhile
-        return []
+        return False

@@ -47,14 +47,54 @@ from flwr.supernode import start_client_internal
 
 from keel.cli import main
 
-if sys.argv[1:3] == ["deploy", "node"]:  # at the server the interval is the time that a server app has to start
-    for module in [module for name, module in sys.modules.items() if name.startswith("flwr.")]:
+# In the core state, and at the server, the interval is the time that an app has to start before it is started again.
+if sys.argv[1:3] == ["deploy", "node"]:
+    flower = [name for name in sys.modules if name.startswith("flwr.") and "corestate" not in name]
+    for module in map(sys.modules.get, flower):
         for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
             if constant in vars(module):
                 setattr(module, constant, seconds)
     # A node polls for messages every 3 s.
     start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
 main()
+'''
+SUPEREXEC = f'''#!{sys.executable}
+"""flower-superexec that forks client apps from a process that has imported PyTorch, and reconnects sooner.
+
+Without these patches the tests pass too, but they take longer. A client app is still a process per message, and a
+descendant of its node.
+"""
+
+import multiprocessing
+import subprocess
+import sys
+from types import SimpleNamespace
+
+from flwr.supercore.cli import flower_superexec
+from flwr.supercore.retry import http_retry
+from flwr.supercore.superexec.executor import subprocess_executor
+
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def run_client_app(arguments):
+    from flwr.supernode.cli import flwr_clientapp
+
+    sys.argv = arguments
+    flwr_clientapp()
+
+
+def start(arguments, **options):
+    if arguments[0] != "flwr-clientapp":
+        return subprocess.Popen(arguments, **options)
+    return CONTEXT.Process(target=run_client_app, args=(arguments,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    CONTEXT.set_forkserver_preload(["flwr.supernode.cli", "keel.deploy.site"])
+    http_retry.MAX_RETRY_DELAY = 1
+    subprocess_executor.subprocess = SimpleNamespace(**{{**vars(subprocess), "Popen": start}})
+    flower_superexec()
 '''
 
 
@@ -74,8 +114,9 @@ class Federation:
         self.last_run = ""
         scripts = folder / "bin"
         scripts.mkdir()
-        (scripts / "keel").write_text(KEEL)
-        (scripts / "keel").chmod(0o755)
+        for name, script in {"keel": KEEL, "flower-superexec": SUPEREXEC}.items():
+            (scripts / name).write_text(script)
+            (scripts / name).chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -153,6 +194,12 @@ class Federation:
 
     def ended(self, name: str) -> bool:
         return (self.runs / name / "model.safetensors").exists()
+
+    def hold(self, site: int, round: int) -> Path:
+        """Let the app of a site wait in a round while the returned file exists: see `federated_app.py`."""
+        file = self.folder / f"hold-{site}-{round}"
+        file.touch()
+        return file
 
     def trains_in(self, site: int, round: int) -> bool:
         """Return whether a site has received a message of that round, according to its SuperNode's log."""

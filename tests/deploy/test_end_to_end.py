@@ -93,10 +93,12 @@ def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -
     assert idle in cohorts[0] & cohorts[2], "choose a seed with a site that takes part in rounds 1 and 3, but not in 2"
     assert SPOILED_SITE in cohorts[0]
     killed = min(cohorts[0] & cohorts[1])  # it has client state from round 1
+    in_round_2, in_round_3 = federation.hold(killed, 2), federation.hold(idle, 3)
     federation.run()
 
     federation.wait_until(lambda: federation.trains_in(killed, 2), "a message of round 2", during_run=True)
     federation.kill(f"site-{killed}")
+    in_round_2.unlink()
     kill_time = time.monotonic()
     federation.stop_node(idle)
     start_node(federation, idle)
@@ -106,6 +108,7 @@ def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -
 
     federation.wait_until(lambda: federation.trains_in(idle, 3), "a message of round 3", during_run=True)
     federation.kill("server")
+    in_round_3.unlink()
     assert len(federation.records("fedhbm")) == 2
     federation.start_server()
     # Both were receiving or training for the killed server's run. A SuperNode that lost a message while it received it
@@ -185,7 +188,11 @@ def test_an_app_that_differs_from_the_approved_one_by_one_byte_is_refused_before
     client.write_text(client.read_text().replace("marker-1", "marker-2"))
     federation.run("-c", f'federation.out="{folder / "refused"}"')
     federation.wait_until(
-        lambda: federation.run_log().count("rejected: approval: AppNotApproved") >= SITES, "every site refuses the app"
+        lambda: all("is refused: the approved app is" in federation.log(f"site-{site}") for site in range(SITES)),
+        "every site refuses the app",
+    )
+    federation.wait_until(
+        lambda: federation.run_log().count("rejected: approval: AppNotApproved") >= SITES, "the server logs it"
     )
     federation.flwr("stop", federation.last_run, "federation")
     assert not (folder / "marker-2").exists()

@@ -8,7 +8,7 @@ from typing import Any
 from keel.config.schema import Spec
 from keel.errors import KeelError
 from keel.paper.execution import missing_data, plan_runs
-from keel.paper.recipes import SCALES, SEARCH_SEEDS, Part, all_recipes, rough_seconds
+from keel.paper.recipes import SCALES, Part, all_recipes, rough_seconds
 from keel.paper.run_index import RunIndex, experiment_key, spec_fields
 from keel.paper.trials import Search
 from keel.report.tables import Sheet
@@ -161,8 +161,7 @@ def _search_specs(search: Search | None, counted: set[Path]) -> list[Spec]:
     if search is None or search.file in counted:
         return []
     counted.add(search.file)
-    [first] = search.part.trial_specs(search.method, search.lattice.next_points({}, 1)[0], SEARCH_SEEDS[:1])
-    return [first] * search.runs_left()
+    return [search.first] * search.runs_left()
 
 
 def _format_counts(counts: Figures) -> str:

@@ -81,7 +81,7 @@ class Part(_Table):
         table = merge(self.spec, rounds, {"evaluation": {"on": "validation", **last}})
         for field, values in self.over.items():
             put(table, field, values[0])
-        return [self._spec(method, merge(table, {"seed": seed}), point) for seed in seeds]
+        return self._seeded(method, table, point, seeds)
 
     def specs(self, method: str, seeds: int | None = None, point: Point | None = None) -> list[Spec]:
         """Return the specs of a method's runs: every combination of the values in `over`, for every seed.
@@ -93,8 +93,13 @@ class Part(_Table):
             table = merge(self.spec)
             for field, value in zip(self.over, values, strict=True):
                 put(table, field, value)
-            result += [self._spec(method, merge(table, {"seed": seed}), point) for seed in range(seeds or self.seeds)]
+            result += self._seeded(method, table, point, range(seeds or self.seeds))
         return result
+
+    def _seeded(self, method: str, table: dict[str, Any], point: Point | None, seeds: Sequence[int]) -> list[Spec]:
+        """Return a spec for each seed. No default depends on the seed, so that one spec is resolved for all of them."""
+        first = self._spec(method, merge(table, {"seed": seeds[0]}), point)
+        return [first, *(first.model_copy(update={"seed": seed}) for seed in seeds[1:])]
 
     def _spec(self, method: str, table: dict[str, Any], point: Point | None) -> Spec:
         name, overrides = _parse_method(method)

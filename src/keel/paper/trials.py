@@ -36,9 +36,10 @@ class Search:
         assert part.trials is not None
         self.part, self.method, self.lattice, self.trials = part, method, lattice, part.trials
         [first] = lattice.next_points({}, 1)
-        [spec] = part.trial_specs(method, first, SEARCH_SEEDS[:1])
-        digest = sha256(json.dumps([_without(spec, lattice.axes), sorted(lattice.axes)], sort_keys=True).encode())
-        name = f"{spec.label.rpartition('-seed')[0]}-{digest.hexdigest()[:8]}"
+        [self.first] = part.trial_specs(method, first, SEARCH_SEEDS[:1])
+        fields = [_without(self.first, lattice.axes), sorted(lattice.axes)]
+        digest = sha256(json.dumps(fields, sort_keys=True).encode())
+        name = f"{self.first.label.rpartition('-seed')[0]}-{digest.hexdigest()[:8]}"
         self.file, self.folder = out / "searches" / f"{name}.json", out / "trials" / name
         self.ended: list[dict[str, Any]] = json.loads(self.file.read_text("utf-8")) if self.file.exists() else []
 
