@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
+.PHONY: demo test test-lowest browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -40,6 +40,19 @@ canary:
 	.venv-canary/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	.venv-canary/bin/pip install --quiet --disable-pip-version-check --upgrade flwr torch ray
 	.venv-canary/bin/pytest -n 2 --dist loadfile tests/deploy tests/engines tests/core/test_torch_adapter.py
+
+# Tests with the lowest versions that pyproject.toml allows, in .venv-lowest. PyTorch stays at its pinned version.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -c constraints.txt torch
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -c constraints.txt \
+	    -e '.[text,table,sweep,frame]' pillow pytest pytest-xdist hypothesis
+	.venv-lowest/bin/pytest -n 2 --dist loadfile $(LOWEST)
+
+LOWEST := tests/cli/test_cli.py tests/cli/test_doctor.py tests/cli/test_typer_adapter.py tests/config tests/core/test_metrics.py \
+    tests/data/test_images.py tests/data/test_stackoverflow.py tests/data/test_store.py tests/data/test_table.py \
+    tests/report/test_comparison.py tests/report/test_page.py tests/runs/test_run.py tests/runs/test_sweep.py
 
 # Known vulnerabilities of the installed versions: see CONTRIBUTING.md.
 audit: .venv/dev
@@ -79,7 +92,7 @@ reproduction: .venv/ready
 	$(BIN)/python tools/reproduction.py write
 
 clean:
-	rm -rf .venv .venv-audit .venv-bench .venv-canary runs
+	rm -rf .venv .venv-audit .venv-bench .venv-canary .venv-lowest runs
 
 # PyTorch is installed first, at its pinned version: other versions may install gigabytes of CUDA libraries.
 .venv/ready: pyproject.toml constraints.txt

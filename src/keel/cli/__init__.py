@@ -11,6 +11,7 @@ from keel.cli import data, deploy, paper
 from keel.cli.algorithms import algorithms
 from keel.cli.campaign import campaign
 from keel.cli.compare import compare, demo, report
+from keel.cli.doctor import doctor
 from keel.cli.export import export
 from keel.cli.run import resume, run
 from keel.cli.sweep import sweep
@@ -28,7 +29,6 @@ NOTICE = "keel: stopping after the current round; press Ctrl-C again to stop imm
 app = typer.Typer(
     cls=Commands,
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,7 +55,7 @@ def keel(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, resume, compare, sweep, report, export, verify, repair, campaign, algorithms):
+for command in (demo, run, resume, compare, sweep, report, export, verify, repair, doctor, campaign, algorithms):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")

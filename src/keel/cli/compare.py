@@ -1,6 +1,6 @@
 """The commands `keel demo`, `keel compare` and `keel report`: methods in one table and on one page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +36,7 @@ from keel.errors import KeelError
 if TYPE_CHECKING:
     from keel.report.comparison import Comparison
     from keel.report.tables import Sheet
+    from keel.runs.folder import RunFolder
 
 
 def demo(
@@ -151,6 +152,10 @@ def report(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Estimate wall-clock time for this network, as in up_mbps=5."),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write no file; show the page at a local address while runs are in progress."),
+    ] = False,
     form: Form = None,
     as_json: AsJson = False,
 ) -> None:
@@ -166,6 +171,11 @@ def report(
     _check_format(form, as_json)
     baseline, number = _target(target)
     estimated = read_network(network) if network else None
+    if watch:
+        if as_json or form is not None or charts is not None:
+            raise KeelError("--watch excludes --json, --format and --charts; give one of them")
+        _watch(runs, lambda folders: compare(folders, baseline, number, estimated, skip_damaged=True))
+        return
     comparison = compare(find_runs(runs), baseline, number, estimated, skip_damaged=True)
     problem = write_report(comparison, out)
     _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
@@ -174,6 +184,19 @@ def report(
         write_charts(comparison, charts)
     if charts is not None and not as_json and form in (None, Format.text):
         typer.echo(f"Charts: {charts}")
+
+
+def _watch(runs: list[Path], compare_folders: "Callable[[list[RunFolder]], Comparison]") -> None:
+    """Show the page on a local address until Ctrl-C, which is how this command ends: the exit code is 0."""
+    from keel.report.watch import LivePage, Server
+    from keel.signals import raising
+
+    with raising(), Server(LivePage(runs, compare_folders)) as server:
+        typer.echo(f"{server.address} (press Ctrl-C to end)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
 
 
 def _check_first_jobs(table: dict[str, Any], methods: Sequence[str | None], over: list[str]) -> None:

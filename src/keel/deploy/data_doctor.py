@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from keel.core.examples import Examples, FederatedData, Partition
 from keel.deploy.app_source import approved_source
 from keel.deploy.check import load_app, read_app
-from keel.deploy.doctor import Finding
 from keel.deploy.site import app_parts
 from keel.deploy.site_data import Loader, Model, check_labels
 from keel.errors import KeelError
+from keel.runs.findings import Finding
 
 MIN_PER_CLASS = 5
 """Fewer examples of a class at a site give a warning."""

@@ -1,44 +1,29 @@
 """`keel deploy doctor`: checks of the machine, the certificates and the connection, before and during a federation."""
 
 import re
-import shutil
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-
-from keel.core.ram import available_ram
 from keel.deploy.approval import Approval
 from keel.deploy.authority import read_certificate
 from keel.deploy.expiry import WARNING_DAYS, days_left
 from keel.deploy.site_policy import read_policy
 from keel.deploy.versions import SOFTWARE, installed_versions
 from keel.errors import KeelError
+from keel.runs.findings import Finding, resource_findings
 
 MAX_SKEW = 10.0
 """Difference of the clocks in seconds above which the check fails: Flower rejects messages from the future."""
-MIN_DISK, MIN_MEMORY = 2**30, 2**30
-"""Bytes below which a check gives a warning."""
 TIMEOUT = 10.0
 LISTEN = re.compile(r"^\s*listen \S*?:?(\d+) ssl;", re.MULTILINE)
 """The proxy's port in nginx.conf."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. Its text says what to do if the status is not ok."""
-
-    check: str
-    status: Literal["ok", "warning", "failed"]
-    text: str
 
 
 def machine_findings(folder: Path, at_site: bool) -> Iterator[Finding]:
@@ -46,11 +31,7 @@ def machine_findings(folder: Path, at_site: bool) -> Iterator[Finding]:
     yield Finding(
         "versions", "ok", ", ".join(f"{SOFTWARE[name]} {text}" for name, text in installed_versions().items())
     )
-    yield _space("disk", shutil.disk_usage(folder).free, MIN_DISK)
-    if (memory := available_ram()) is not None:
-        yield _space("memory", memory, MIN_MEMORY)
-    gpus = torch.cuda.device_count()
-    yield Finding("gpu", "ok", ", ".join(map(torch.cuda.get_device_name, range(gpus))) or "none; training uses the CPU")
+    yield from resource_findings(folder)
     certificates = sorted((folder / "certificates").glob("*.crt"))
     if not certificates:
         fix = "copy ca.crt and site-N.crt from the server" if at_site else "run keel deploy certificates HOST"
@@ -182,10 +163,3 @@ def _expiry(file: Path) -> Finding:
     if left < WARNING_DAYS:
         return Finding(check, "warning", f"expires in {left} days, on {expires:%Y-%m-%d}; make a new one")
     return Finding(check, "ok", f"expires on {expires:%Y-%m-%d}")
-
-
-def _space(check: str, free: int, least: int) -> Finding:
-    text = f"{free / 1e9:.1f} GB available"
-    return (
-        Finding(check, "ok", text) if free >= least else Finding(check, "warning", f"{text}; at least 1 GB is required")
-    )

@@ -109,6 +109,7 @@ def lines(
     line = rows.mark_line(strokeWidth=2, point=points).encode(y="mean:Q", strokeDash=_dash(labels))
     layers: list[Any] = [band, line]
     if live:
+        layers[1] = line.encode(detail="seed:N")  # readers can show the curve of each seed
         spread = [y.tooltip("low", "lowest seed"), y.tooltip("high", "highest seed")]
         layers.append(_nearest(rows, [x.tooltip("x"), y.tooltip("mean"), *spread]))
     layers = [layer.encode(x=_x_axis(x), color=_colour(labels)) for layer in layers]

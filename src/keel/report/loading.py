@@ -58,6 +58,7 @@ def _load_method(label: str, group: list[LoadedRun], network: Network | None) ->
         seeds=seeds,
         evaluated=[seed for seed, _ in begun],
         rounds=rounds,
+        modelled=network is not None,
         values=_rows(columns, [history.columns[primary.name] for _, history in begun]),
         loss=_rows(columns, [history.column("test_loss") for _, history in begun]),
         bytes=_mean_at(columns, traffic),

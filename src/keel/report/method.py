@@ -46,6 +46,8 @@ class Method:
     """Total over the rounds of the spec: mean over seeds. Runs that stopped early are extrapolated."""
     final: list[float] | None
     """Final value of the primary metric of each seed, averaged over the last rounds; None if a run did not finish."""
+    modelled: bool
+    """Whether wall-clock time is that of a network model; otherwise it was measured."""
     other: dict[str, Series]
     """Other metrics and numbers that observers added to the records, by their keys."""
     clients: dict[str, Series]

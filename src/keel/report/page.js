@@ -1,6 +1,7 @@
 // The script of the report: draws the charts of a setting when they come into view, and computes the table for the
 // target that the reader selects. Text from runs is only ever inserted as text, never as HTML.
-const { paper, sections } = JSON.parse(document.getElementById("data").textContent);
+const readData = page => JSON.parse(page.getElementById("data").textContent);
+const { paper } = readData(document);
 const safe = { actions: false, ast: true };  // interprets expressions: the page's policy forbids to compile them
 const MAX_ROWS = 8000;  // per chart: curves of many methods are thinned further
 
@@ -56,6 +57,24 @@ const reaches = (milestones, target, sign) => {
   return milestone ? { rounds: milestone[1], bytes: milestone[2], seconds: milestone[3] } : null;
 };
 
+// Averages each value with those of the rounds before it, so many rounds in all.
+const smoothed = (values, rounds, window) => {
+  if (window <= 1) return values;
+  let first = 0;
+  return values.map((value, k) => {
+    while (rounds[first] <= rounds[k] - window) first += 1;
+    const near = values.slice(first, k + 1).filter(each => each !== null);
+    return value === null ? null : near.reduce((sum, each) => sum + each, 0) / near.length;
+  });
+};
+
+// The vertical range of the last three quarters of the curves.
+const laterRange = rows => {
+  const least = Math.min(...rows.map(row => row.x)), most = Math.max(...rows.map(row => row.x));
+  const later = rows.filter(row => row.x >= least + (most - least) / 4);
+  return [Math.min(...later.map(row => row.low)), Math.max(...later.map(row => row.high))];
+};
+
 const theme = () => {
   const style = getComputedStyle(document.documentElement);
   const colour = name => style.getPropertyValue(name).trim();
@@ -84,6 +103,7 @@ class Setting {
     this.waiting = new Set();
     this.busy = new Set();
     this.views = new Map();
+    this.ended = new AbortController();
     const redraw = () => this.drawMethods();
     forEach(root, ".axes select, .axes input, .methods input", input => input.addEventListener("change", redraw));
     forEach(root, ".methods button", button => button.addEventListener("click", () => this.select(button.value)));
@@ -96,19 +116,51 @@ class Setting {
       this.slider.value = this.scale * this.data.target;
       this.setTarget(this.data.target);
     });
-    const watcher = new IntersectionObserver(entries => {
+    this.watcher = new IntersectionObserver(entries => {
       for (const entry of entries.filter(entry => entry.isIntersecting && !this.visible.has(entry.target))) {
         this.visible.add(entry.target);
         this.draw(entry.target);
       }
     }, { rootMargin: "400px" });
-    forEach(root, ".chart", chart => watcher.observe(chart));
+    forEach(root, ".chart", chart => this.watcher.observe(chart));
     addEventListener("beforeprint", () => forEach(root, ".chart", chart => {
       if (!this.visible.has(chart)) {
         this.visible.add(chart);
         this.draw(chart);
       }
-    }));
+    }), { signal: this.ended.signal });
+  }
+
+  // Releases the charts, before a newer state of the page takes their place.
+  end() {
+    this.ended.abort();
+    this.watcher.disconnect();
+    for (const view of this.views.values()) view.finalize();
+  }
+
+  // What the reader has selected. Methods are named by their labels: there may be more of them in a newer state.
+  get choices() {
+    const inputs = [...this.root.querySelectorAll(".axes select, .axes input")];
+    const boxes = [...this.root.querySelectorAll(".methods input")];
+    return {
+      axes: inputs.map(input => [input.className, input.type === "checkbox" ? input.checked : input.value]),
+      methods: new Map(boxes.map(box => [this.data.labels[box.value], box.checked])),
+      target: this.target === this.data.target ? undefined : this.target,
+      open: [...this.root.querySelectorAll(".values")].map(values => values.open),
+    };
+  }
+
+  set choices({ axes, methods, target, open }) {
+    for (const [name, value] of axes) {
+      const input = this.root.querySelector(`.axes .${name}`);
+      if (input) input[input.type === "checkbox" ? "checked" : "value"] = value;
+    }
+    forEach(this.root, ".methods input", box => { box.checked = methods.get(this.data.labels[box.value]) ?? box.checked; });
+    [...this.root.querySelectorAll(".values")].forEach((values, i) => { values.open = open[i] ?? false; });
+    if (target !== undefined) {
+      this.slider.value = this.scale * target;
+      this.setTarget(target);
+    }
   }
 
   get selected() {
@@ -154,10 +206,17 @@ class Setting {
     const present = this.selected.filter(i => what in (source[i].series ?? {}));
     const all = present.reduce((sum, i) => sum + source[i][over].length, 0);
     const stride = Math.ceil(all / MAX_ROWS);
+    const curves = source === this.data.curves;
+    const window = curves ? Number(this.root.querySelector(".smoothing").value) : 1;
     return present.flatMap(i => {
-      const { [over]: xs, series: { [what]: { mean, low = mean, high = mean } } } = source[i];
-      return xs.map((x, k) => ({ method: labels[i], x, mean: mean[k], low: low[k], high: high[k] }))
-        .filter((row, k) => row.mean !== null && (k % stride === 0 || k === xs.length - 1));
+      const { [over]: xs, rounds, series: { [what]: { mean, low = mean, high = mean, seeds = [] } } } = source[i];
+      const single = curves && this.root.querySelector(".seeds")?.checked && seeds.length;
+      const lines = single ? seeds.map(values => [values, values, values]) : [[mean, low, high]];
+      return lines.flatMap((line, seed) => {
+        const [mid, least, most] = line.map(values => smoothed(values, rounds, window));
+        return xs.map((x, k) => ({ method: labels[i], x, mean: mid[k], low: least[k], high: most[k], ...(single ? { seed } : {}) }))
+          .filter((row, k) => row.mean !== null && (k % stride === 0 || k === xs.length - 1));
+      });
     });
   }
 
@@ -176,6 +235,15 @@ class Setting {
       for (const { encoding } of spec.layer) {
         for (const axis of ["x", "y"].filter(axis => logarithmic(axis) && encoding[axis]?.scale)) {
           encoding[axis].scale = { type: "log", nice: false };
+        }
+      }
+      if (this.root.querySelector(".zoom").checked && rows.length) {
+        const domain = laterRange(rows);
+        if (domain[0] < domain[1]) {
+          for (const layer of spec.layer) {
+            layer.mark = typeof layer.mark === "string" ? { type: layer.mark, clip: true } : { ...layer.mark, clip: true };
+            if (layer.encoding.y?.scale) Object.assign(layer.encoding.y.scale, { domain, nice: true });
+          }
         }
       }
     }
@@ -307,5 +375,39 @@ class Setting {
   }
 }
 
-const settings = sections.map((data, i) => new Setting(document.getElementById(`setting-${i + 1}`), data));
+const makeSettings = () => readData(document).sections
+  .map((data, i) => new Setting(document.getElementById(`setting-${i + 1}`), data));
+let settings = makeSettings();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => settings.forEach(setting => setting.drawAll()));
+
+// Puts a newer state of the page in place of this one, and keeps what the reader has selected.
+const show = page => {
+  const choices = settings.map(setting => setting.choices);
+  const { scrollX, scrollY } = window;
+  settings.forEach(setting => setting.end());
+  document.title = page.title;
+  for (const part of ["header", "main", "#data"]) {
+    document.querySelector(part).replaceWith(document.importNode(page.querySelector(part), true));
+  }
+  settings = makeSettings();
+  settings.forEach((setting, i) => { if (choices[i]) setting.choices = choices[i]; });
+  scrollTo(scrollX, scrollY);
+};
+
+// keel report --watch: asks every two seconds whether the runs have another state than the page.
+const follow = async update => {
+  let text = "This page follows the runs.";
+  try {
+    const answer = await fetch(update, { cache: "no-store" });
+    if (answer.status === 200) {
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      show(page);
+      update = page.body.dataset.update;
+    }
+  } catch {
+    text = "keel report has ended: this is the last state of the page.";
+  }
+  document.getElementById("connection").textContent = text;
+  setTimeout(() => follow(update), 2000);
+};
+if (document.body.dataset.update) follow(document.body.dataset.update);

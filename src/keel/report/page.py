@@ -11,6 +11,7 @@ from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
@@ -19,6 +20,7 @@ from keel.report.comparison import Comparison, ranks_of
 from keel.report.drawing import CannotDraw, browser_script, draw
 from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
+from keel.report.recorded import EPSILON
 from keel.report.sections import SHOWN, Rows, Section, sections
 from keel.report.tables import change, client_sheet, final_text, other_sheet
 from keel.runs.files import write_atomic
@@ -44,13 +46,14 @@ def write_report(comparison: Comparison, path: Path) -> str | None:
     return problem
 
 
-def page_html(comparison: Comparison, vega: str, problem: str | None = None) -> str:
+def page_html(comparison: Comparison, vega: str, problem: str | None = None, update: str = "") -> str:
     """Return the page.
 
     Args:
         comparison: What the page is about.
         vega: The script that draws charts in a browser.
         problem: Why there is no such script.
+        update: Where the page fetches its next state, if a server answers there.
     """
     parts = sections(comparison)
     data = [_data(part) for part in parts]
@@ -58,9 +61,10 @@ def page_html(comparison: Comparison, vega: str, problem: str | None = None) -> 
     tables = [method.table for method in comparison.methods]
     seeds = {len(method.seeds) for method in comparison.methods}
     runs = sum(len(method.seeds) for method in comparison.methods)
-    script = f"\n{vega}\n{_text('page.js')}\n"
-    return _template().render(
-        policy=security_policy(script),
+    return _render(
+        vega,
+        update,
+        {"paper": PAPER, "sections": data},
         title=" · ".join(sorted({setting.heading for setting in comparison.settings})),
         setting="; ".join(
             [
@@ -77,9 +81,18 @@ def page_html(comparison: Comparison, vega: str, problem: str | None = None) -> 
         window=comparison.window,
         skipped=comparison.skipped,
         problem=problem,
-        data=_json({"paper": PAPER, "sections": data}),
-        script=Markup(script),
     )
+
+
+def waiting_html(reason: str, vega: str, update: str) -> str:
+    """Return a page without runs, which fetches its next state from `update`."""
+    return _render(vega, update, {"paper": PAPER, "sections": []}, title="Waiting for runs", setting=reason)
+
+
+def _render(vega: str, update: str, data: dict[str, Any], **content: Any) -> str:
+    script = f"\n{vega}\n{_text('page.js')}\n"
+    policy = security_policy(script, connects=bool(update))
+    return _template().render(policy=policy, update=update, data=_json(data), script=Markup(script), **content)
 
 
 @cache
@@ -87,12 +100,18 @@ def _template() -> Template:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_text("report.html.j2"))
 
 
-def security_policy(script: str) -> str:
-    """Return the content-security policy of the page: it runs this script and no other, and loads nothing."""
+def security_policy(script: str, connects: bool = False) -> str:
+    """Return the content-security policy of the page: it runs this script and no other, and loads nothing.
+
+    Args:
+        script: The script.
+        connects: Allow it to fetch from the server of the page.
+    """
     digest = b64encode(sha256(script.encode()).digest()).decode()
+    connect = "; connect-src 'self'" if connects else ""
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'; "
-        "form-action 'none'"
+        f"form-action 'none'{connect}"
     )
 
 
@@ -146,6 +165,9 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "other_table": other_sheet(part.methods, part.labels),
         "clients_table": client_sheet(part.methods, part.labels),
         "clients": part.client_statistics and _clients(part.client_statistics),
+        "privacy": _privacy(part),
+        "several_seeds": any("seeds" in curve["series"][part.primary.name] for curve in part.curves),
+        "modelled": part.methods[0].modelled,
         "seed": part.cohort_run and part.cohort_run.table["seed"],
         "notes": setting_notes(part.setting),
         "keys": keys,
@@ -153,6 +175,15 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [", ".join(map(str, sorted(method.seeds))) for method in part.methods],
         "commands": list(zip(part.labels, part.commands, strict=True)),
     }
+
+
+def _privacy(part: Section) -> list[tuple[str, str]]:
+    """Return the privacy loss of each method after its last round, the largest of its seeds, where it was recorded."""
+    spent = [
+        (label, [run.history.columns[EPSILON] for run in method.runs if EPSILON in run.history.columns])
+        for label, method in zip(part.labels, part.methods, strict=True)
+    ]
+    return [(label, f"{max(np.nanmax(column) for column in columns):.3g}") for label, columns in spent if columns]
 
 
 def _slider(part: Section) -> dict[str, float]:

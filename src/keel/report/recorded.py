@@ -10,6 +10,8 @@ from keel.core.records import Record, is_fraction, metric_label
 from keel.report.loaded_run import Columns, History
 from keel.units import number, percent
 
+EPSILON = "epsilon"
+"""The key of a record for the privacy loss until its round."""
 CLIENT_STATISTICS = ("mean", "std", "worst_decile", "best_decile", "count", "examples")
 """The primary metric over clients, and how many clients and examples it is over: keys of a record's `clients`."""
 
@@ -58,7 +60,7 @@ def other_series(histories: Sequence[History], primary: str, last: int | None) -
         primary: The key of the primary metric.
         last: The first of the rounds over which a final value is averaged; None if a run did not finish.
     """
-    known = {primary, *(Record.__annotations__.keys() - {"accuracy"})}
+    known = {primary, EPSILON, *(Record.__annotations__.keys() - {"accuracy"})}
     names = dict.fromkeys(key for history in histories for key in history.columns if key not in known)
     return _all_series(names, [history.columns for history in histories], last)
 

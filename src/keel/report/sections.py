@@ -82,9 +82,16 @@ class Section:
             "time": _short(method.seconds[kept] / self.clock[1]),
             "series": {
                 "loss": _over_seeds(method.loss[:, kept]),
-                self.primary.name: _over_seeds(method.values[:, kept]),
+                self.primary.name: _over_seeds(method.values[:, kept]) | self._seeds(method, kept),
             },
         }
+
+    def _seeds(self, method: Method, kept: np.ndarray) -> dict[str, Any]:
+        """Return the curve of each seed, if there are several and the page remains small."""
+        runs = sum(len(each.evaluated) for each in self.methods)
+        if len(method.evaluated) < 2 or runs * self.points > ALL_POINTS:
+            return {}
+        return {"seeds": [_short(values) for values in method.values[:, kept]]}
 
     @cached_property
     def drift(self) -> list[Columns]:
