@@ -16,6 +16,7 @@ from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
 
 import faults
+from faults._tally import injected
 
 Check = Callable[[int, Path], str | None]
 
@@ -38,6 +39,7 @@ def run_kind(kind: str, cases: int, seed: int, seconds: float) -> int:
     check: Check = import_module(f"faults.{kind}").check
     begin = time.monotonic()
     failures = tried = 0
+    injected.clear()
     for number in count(seed):
         if tried == cases or time.monotonic() - begin > seconds:
             break
@@ -47,7 +49,8 @@ def run_kind(kind: str, cases: int, seed: int, seconds: float) -> int:
             if failures <= SHOWN:
                 print(f"  {line}\n    python -m faults {kind} --seed {number} --cases 1", flush=True)
     elapsed = time.monotonic() - begin
-    print(f"{kind:<14} {tried:>9,} cases {failures:>6,} failures {elapsed:>8.1f} s", flush=True)
+    faults_of_cases = "".join(f"  {number:,} {name}" for name, number in injected.items())
+    print(f"{kind:<14} {tried:>9,} cases {failures:>6,} failures {elapsed:>8.1f} s{faults_of_cases}", flush=True)
     return failures
 
 

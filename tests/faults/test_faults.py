@@ -11,6 +11,7 @@ CASES = {
     "damage": 8,
     "disk": 2,
     "engines": 8,
+    "kill_chains": 1,
     "kills": 2,
     "messages": 300,
     "readers": 150,
