@@ -2,12 +2,15 @@
 
     python benchmarks/soak.py rounds fedhbm serial 100000   # one run of 100,000 rounds, and the time to read it
     python benchmarks/soak.py clients 1000000               # a state for each of a million clients: announced, measured
+    python benchmarks/soak.py reports 1000 100              # a report of 1,000 runs of 100 rounds
 
 `rounds` prints memory, wall-clock and processor time per round and file handles for each tenth of the run, and the last
 tenth relative to the first. `clients` prints the disk and the memory that the resource estimate announces, and those
-that the run took. The run folder is a temporary one.
+that the run took. `reports` prints the time that `keel.report` takes for runs of ten methods, whose records are made
+up. The run folder is a temporary one.
 """
 
+import os
 import resource
 import sys
 import threading
@@ -21,12 +24,14 @@ import numpy as np
 import torch
 
 import keel
+from keel.algorithms import REGISTRY
 from keel.core.examples import Examples, FederatedData, Partition
 from keel.core.observers import Observer
 from keel.core.records import Record
 from keel.core.training_state import TrainingState
 from keel.runs.folder import RunFolder
 from keel.runs.resources import Footprint
+from keel.runs.sealed import seal
 
 PARTS = 10
 CLIENTS, COHORT, EXAMPLES, INPUTS, CLASSES = 20, 2, 4, 4, 3
@@ -38,8 +43,9 @@ def resident() -> int:
 
 
 def times() -> tuple[float, float]:
-    """The wall-clock time and the processor time of this process, in seconds."""
-    return time.perf_counter(), time.process_time()
+    """The wall-clock time, and the processor time of this process and those that it has waited for, in seconds."""
+    used = os.times()
+    return time.perf_counter(), used.user + used.system + used.children_user + used.children_system
 
 
 def disk(folder: Path) -> int:
@@ -158,12 +164,38 @@ def soak_clients(clients: int, folder: Path) -> None:
     print(f"the {before[0] / 1e6:.0f} MB of the program and the data; {time.perf_counter() - began:.0f} s")
 
 
+def soak_reports(runs: int, rounds: int, folder: Path) -> None:
+    """Make up runs with the records of one real round, and report on them."""
+    table = {"rounds": 1, "evaluation": {"every": 1, "last": 1}, "engine": {"name": "serial"}}
+    real = RunFolder(folder / "real")
+    record = keel.run(table, out=real.path).records[0]
+    methods = sorted(REGISTRY)[: min(10, runs)]
+    for number in range(runs):
+        algorithm, seed = methods[number % len(methods)], number // len(methods)
+        spec = keel.make_spec({**table, "rounds": rounds, "seed": seed, "algorithm": {"name": algorithm}})
+        environment = {**real.environment, "title": spec.algorithm.title}
+        made = RunFolder.create(folder / "runs" / str(number), spec, environment)
+        rising = ({**record, "round": t, "accuracy": 1 - 0.5 ** (t / 20)} for t in range(1, rounds + 1))
+        made.metrics.write_bytes(b"".join(map(seal, rising)))
+        made.timings.write_bytes(b"".join(seal({"round": t, "seconds": 0.1}) for t in range(1, rounds + 1)))
+        made.finish({**(real.summary or {}), "rounds": rounds})
+    wall_clock, processor = times()
+    page = folder / "report.html"
+    keel.report(folder / "runs", page)
+    wall_clock, processor = times()[0] - wall_clock, times()[1] - processor
+    print(f"report of {runs:,} runs of {rounds:,} rounds: {wall_clock:.1f} s ({processor:.1f} s of processor time)")
+    print(f"{page.stat().st_size / 1e6:.1f} MB")
+
+
 def main() -> None:
     kind, *arguments = sys.argv[1:]
     with TemporaryDirectory(prefix="keel-soak-") as folder:
         if kind == "rounds":
             algorithm, engine, rounds = arguments
             soak_rounds(algorithm, engine, int(rounds), Path(folder) / "run")
+        elif kind == "reports":
+            runs, rounds = map(int, arguments)
+            soak_reports(runs, rounds, Path(folder))
         else:
             soak_clients(int(arguments[0]), Path(folder) / "run")
 

@@ -59,6 +59,8 @@ LIMIT = 120.0
 """Seconds after which a process hangs."""
 
 Fault = Callable[[], object]
+Work = list[str] | Callable[[], object]
+"""The arguments of a command, or a function that does the same work without the command line."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,12 @@ class Ended:
 
 
 class Process:
-    """A command in a forked process, which leads a session of its own."""
+    """A command, or a function, in a forked process, which leads a session of its own."""
 
     def __init__(
         self,
         folder: Path,
-        arguments: list[str],
+        work: Work,
         at: int | None = None,
         fault: Fault = lambda: None,
         err: str = "stderr",
@@ -94,7 +96,7 @@ class Process:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
-            _run_child(folder, arguments, err, self.counter, at, fault)
+            _run_child(folder, work, err, self.counter, at, fault)
 
     @property
     def operations(self) -> int:
@@ -205,7 +207,7 @@ def pick(rng: Random) -> str:
     return rng.choice(["serial", "cohort", "pool", "best"] * 3 + ["compare", "sweep", "campaign"])
 
 
-def _run_child(folder: Path, arguments: list[str], err: str, counter: mmap, at: int | None, fault: Fault) -> None:
+def _run_child(folder: Path, work: Work, err: str, counter: mmap, at: int | None, fault: Fault) -> None:
     code = 1
     try:
         os.setsid()
@@ -220,8 +222,8 @@ def _run_child(folder: Path, arguments: list[str], err: str, counter: mmap, at: 
         COMPARE_MODULE._write_page = lambda folder, *_: folder  # drawing takes longer than all runs
         keel.runs.execute.CHECKPOINT_SECONDS, keel.runs.execute.SAVING_SHARE = 0.0, 0  # every round is saved
         _count_operations(str(folder), counter, at, fault)
-        sys.argv = ["keel", *arguments]
-        main()
+        _do(work)
+        code = 0
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
@@ -230,6 +232,14 @@ def _run_child(folder: Path, arguments: list[str], err: str, counter: mmap, at: 
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
+
+
+def _do(work: Work) -> None:
+    if callable(work):
+        work()
+    else:
+        sys.argv = ["keel", *work]
+        main()
 
 
 def _fork_workers() -> None:

@@ -6,6 +6,7 @@ from shutil import copytree
 
 import keel
 from faults._runs import ALGORITHMS, copy, finished, interrupted, result
+from faults._tally import injected
 from keel.runs.folder import RunFolder
 from keel.runs.verify import damages
 
@@ -24,6 +25,7 @@ def check(seed: int, folder: Path) -> str | None:
         at = random.randrange(len(intact))
         value = (intact[at] + random.randrange(1, 256)) % 256
         file.write_bytes(intact[:at] + bytes([value]) + intact[at + 1 :])
+        injected["damaged bytes"] += 1
         if not damages(run):
             unused = RunFolder(copytree(run.path, folder / str(number)))
             keel.resume(unused.path)

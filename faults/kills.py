@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from faults._commands import Ended, Process, command, difference, pick, reference
+from faults._tally import injected
 
 
 def check(seed: int, folder: Path) -> str | None:
@@ -17,6 +18,7 @@ def check(seed: int, folder: Path) -> str | None:
         how = rng.choice([at_operation, at_operation, at_time])
         process = how(rng, name, folder)
         ended = process.wait()
+        injected["kills"] += ended.code in (-signal.SIGKILL, 1)
         if left := process.left():
             return f"{name}: {len(left)} processes are left after {how.__name__}"
         if not is_expected(ended):

@@ -12,7 +12,7 @@ from faults._audit import watched
 from faults._federation import answers, describe, evaluate, mod, strategy, train
 from faults._message_damage import damaged_content
 
-SIDES = {train: 6, evaluate: 6, describe: 6, strategy: 4, mod: 3, answers: 1}
+SIDES = {train: 60, evaluate: 60, describe: 60, strategy: 40, mod: 30, answers: 1}
 """What handles a message, and how often it is drawn; a site that answers is slow, because it trains."""
 
 

@@ -4,7 +4,6 @@ A reader returns valid content or raises a KeelError. It raises nothing else, en
 a gigabyte, unpickles nothing, and neither reads nor writes files outside of the folder.
 """
 
-import os
 import resource
 import signal
 import warnings
@@ -13,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 from PIL.Image import DecompressionBombWarning
 
 from faults._audit import watched
+from faults._data_folder import data_folder
 from faults._hostile_files import HOSTILE
 from faults._mutations import damaged
 from faults._outside import OUTSIDE
@@ -48,7 +47,7 @@ def check(seed: int, folder: Path) -> str | None:
         (folder / file).write_bytes(damaged(rng, files[file]))
         case = f"{name} {file}"
     peak = _peak_memory()
-    with _limits(), watched(folder, OUTSIDE) as violations, patch.dict(os.environ, KEEL_DATA=str(folder)):
+    with _limits(), watched(folder, OUTSIDE) as violations, data_folder(folder):
         try:
             reader.read(folder)
         except KeelError as error:

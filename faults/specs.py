@@ -1,15 +1,14 @@
 """Random and damaged specs, from Python, TOML files, --set and sweeps. Each is valid, or refused in one line."""
 
-import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import tomli_w
 
+from faults._data_folder import data_folder
 from faults._hostile import assignments, put
 from faults._limits import Exceeded, limited
 from keel import KeelError
@@ -32,7 +31,7 @@ RANGES = ["0..1", "1..1e400,log", "0.1..0.3,log", "1..9", "9..1", "1..9999999999
 def check(seed: int, folder: Path) -> str | None:
     rng = Random(seed)
     read = rng.choice([from_python, from_python, from_file, from_damaged_file, from_options, from_search])
-    with patch.dict(os.environ, KEEL_DATA=str(folder)):
+    with data_folder(folder):
         return outcome(lambda: follow(read(rng, folder), rng))
 
 

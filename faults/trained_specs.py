@@ -1,14 +1,13 @@
 """Random specs that are trained for a round or two. A run ends with a status, or is refused before it writes."""
 
-import os
 import warnings
 from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import keel
+from faults._data_folder import data_folder
 from faults._hostile import assignments, put
 from faults._limits import Exceeded, limited
 from faults.specs import fault_of
@@ -51,7 +50,7 @@ def check(seed: int, folder: Path) -> str | None:
     rng, out = Random(seed), folder / "run"
     table = random_table(rng)
     try:
-        with patch.dict(os.environ, KEEL_DATA=str(folder)), warnings.catch_warnings(), limited(60, gigabytes=6):
+        with data_folder(folder), warnings.catch_warnings(), limited(60, gigabytes=6):
             warnings.simplefilter("ignore")
             status = keel.run(table, out=out).summary["status"]
     except KeelError as error:

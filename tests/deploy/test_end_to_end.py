@@ -7,11 +7,9 @@ Ports: free ones of 127.0.0.1 below the ephemeral range, reserved by a lock file
 """
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,64 +20,26 @@ from flwr.app import Message
 from keel.deploy.approval import Approval, read_app
 from keel.deploy.audit import verify
 from keel.deploy.credentials import make_certificates, make_node_key
-from keel.deploy.flower_adapter import InProcessGrid, build_bundle
-from keel.deploy.new import new_federation
+from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.server import run_federation
 from keel.deploy.settings import read_settings
 from keel.deploy.site import client_app
 from keel.runs.folder import RunFolder
 from keel.runs.run import Run
 from tests.deploy import federated_app
-from tests.deploy.in_process import CONFIG, run_serial
-from tests.deploy.policies import policy_text
-from tests.deploy.processes import NGINX, OFFLINE_SECONDS, Federation
-
-SITES = len(federated_app.SIZES)
-SPOILED_SITE = 2
-CLIENT = """from pathlib import Path
-
-from three_sites.task import client
-
-Path({marker!r}).touch()
-app = client
-"""
-"""The module of the client app. It creates a file when a site imports it; the server does not import it."""
-EXPERIMENT: dict[str, Any] = {**CONFIG, "evaluation.every": 100, "evaluation.last": 1, "seed": 3}
+from tests.deploy.in_process import run_serial
+from tests.deploy.processes import OFFLINE_SECONDS, Federation
+from tests.deploy.three_sites import EXPERIMENT, SITES, SPOILED_SITE, new_three_sites, start_node, start_three_sites
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("federation") / "three-sites"
-    new_federation(folder, SITES, "fedhbm")
-    package = folder / "three_sites"
-    shutil.copy(federated_app.__file__, package / "task.py")
-    (package / "server.py").write_text("from three_sites.task import server\n\napp = server\n")
-    (package / "client.py").write_text(CLIENT.format(marker=str(folder / "marker-1")))
-    federation = Federation(folder, SITES)
-    config = {**EXPERIMENT, "federation.timeout_seconds": 60, "federation.wait_seconds": 600}
-    config |= {"federation.out": str(federation.runs), "federation.study": "three-sites"}
-    project = (folder / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
-    lines = [f"{key} = {json.dumps(value)}" for key, value in config.items()]
-    (folder / "pyproject.toml").write_text(project + "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n")
-    connection = folder / ".flwr" / "config.toml"
-    connection.write_text(connection.read_text().replace("8000", str(federation.port)))
-    make_certificates(folder / "certificates", ["127.0.0.1"])
-    (folder / "site.toml").write_text(policy_text(study="three-sites", algorithms=["fedhbm", "mimemom"]))
-    Approval(folder / "approved").approve(build_bundle(folder))
+    federation = new_three_sites(tmp_path_factory.mktemp("federation") / "three-sites")
     try:
-        federation.start_server()
-        if NGINX:
-            federation.start_proxy()
-        for site in range(SITES):
-            federation.add_site(site)
-            start_node(federation, site)
+        start_three_sites(federation)
         yield federation
     finally:
         federation.close()
-
-
-def start_node(federation: Federation, site: int) -> None:
-    federation.start_node(site, 'spoil="mimemom"' if site == SPOILED_SITE else "")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def _keep_as(file: Path, name: Path) -> None:
         linked.unlink(missing_ok=True)
         linked.hardlink_to(file)
         linked.replace(name)
+        linked.unlink(missing_ok=True)  # renaming does nothing if both names have the same file, as after a kill here
     except OSError:
         file.replace(name)
 
