@@ -8,6 +8,7 @@ LONGEST = (
     "tests/deploy/test_end_to_end.py",
     "tests/engines/test_ray.py",
     "tests/cli/test_demo.py",
+    "tests/docs/test_site.py",
     "tests/deploy/test_perimeter.py",
     "tests/report/test_page.py",
     "tests/engines/test_ray_cluster.py",
