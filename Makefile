@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-lowest browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
+.PHONY: demo test test-lowest docs browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -24,6 +24,12 @@ nginx:
 	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { \
 	    [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nginx-light >/dev/null; \
 	} || echo "nginx is not installed (Debian: apt install nginx-light); the tests of the proxy are skipped."
+
+# The site, in build/docs: warnings are errors, internal links are checked, and no network is needed. It runs the examples
+# and the notebooks, which takes about a minute. make test builds it too (tests/docs/test_site.py).
+docs: .venv/dev
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
+	@echo "build/docs/index.html"
 
 coverage: .venv/dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term
@@ -92,7 +98,7 @@ reproduction: .venv/ready
 	$(BIN)/python tools/reproduction.py write
 
 clean:
-	rm -rf .venv .venv-audit .venv-bench .venv-canary .venv-lowest runs
+	rm -rf .venv .venv-audit .venv-bench .venv-canary .venv-lowest build runs
 
 # PyTorch is installed first, at its pinned version: other versions may install gigabytes of CUDA libraries.
 .venv/ready: pyproject.toml constraints.txt

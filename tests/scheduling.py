@@ -10,6 +10,7 @@ LONGEST = (
     "tests/paper/test_results.py",
     "tests/cli/test_demo.py",
     "tests/runs/test_run.py",
+    "tests/docs/test_site.py",
     "tests/deploy/test_perimeter.py",
     "tests/engines/test_ray_cluster.py",
     "tests/faults/test_faults.py",

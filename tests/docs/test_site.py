@@ -1,0 +1,170 @@
+"""The site builds without a warning, and shows what the code says. It is built once, as `make docs` builds it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from keel.algorithms import REGISTRY
+from keel.cli import app
+from keel.config.schema import Spec
+
+pytest.importorskip("sphinx", reason="requires the extra 'docs'")
+pytest.importorskip("myst_parser", reason="requires the extra 'docs'")
+pytest.importorskip("furo", reason="requires the extra 'docs'")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
+OUTPUT = re.compile(r"/(\w+)\.py\) prints:\n\n```text\n(.*?)\n```", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `make docs` does."""
+    out = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-E",
+        "-b",
+        "html",
+        "docs",
+        str(out / "html"),
+    ]
+    environment = {**os.environ, "KEEL_DATA": str(out / "data")}
+    command += ["-d", str(out / "doctrees")]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return out / "html"
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return import_module("_extension.links")
+
+
+def test_every_example_of_the_gallery_is_shown_with_what_it_has_learned(site: Path) -> None:
+    outputs = dict(OUTPUT.findall((site / "examples.md").read_text()))
+    assert sorted(outputs) == [path.stem for path in GALLERY]
+    for name, output in outputs.items():
+        results = [float(number) / (100 if "%" in output else 1) for number in re.findall(r"\d+\.\d+", output)]
+        assert max(results) > 0.6, name
+
+
+def test_the_examples_are_short() -> None:
+    assert [path.name for path in GALLERY if len(path.read_text().splitlines()) > 30] == []
+
+
+def test_every_page_is_in_the_plain_text(site: Path) -> None:
+    pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    listed = re.findall(r"^- \[.+\]\((.+)\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert sorted(listed) == pages
+    full = (site / "llms-full.txt").read_text()
+    assert [page for page in pages if f"<!-- {page} -->\n\n# " not in full] == []
+    assert [page for page in pages if not (site / page).is_file()] == []
+
+
+def test_the_commands_page_has_every_command(site: Path) -> None:
+    page = (site / "commands.md").read_text()
+    names = list(commands(typer.main.get_command(app), "keel"))
+    assert len(names) > 20
+    assert [name for name in names if f"# `{name}`\n" not in page or f"Usage: {name} " not in page] == []
+
+
+def commands(command: Any, path: str) -> Iterator[str]:
+    yield path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{path} {name}")
+
+
+def test_the_fields_page_has_every_field(site: Path) -> None:
+    page = (site / "fields.md").read_text()
+    for table in ("data", "local", "participation", "evaluation", "engine"):
+        for field in Spec.model_fields[table].annotation.model_fields:  # type: ignore[union-attr]
+            assert f"| `{table}.{field}` |" in page
+    for row in ("| `local.lr` | number; above 0 | `0.1` |", "| `stop.patience` | integer (at least 1) | none |"):
+        assert row in page
+    assert "| `algorithm.tau` |" in page
+
+
+def test_the_messages_page_has_every_algorithm(site: Path) -> None:
+    page = (site / "messages.md").read_text()
+    assert [name for name in REGISTRY if name != "centralized" and f"(algorithms/{name}.md)" not in page] == []
+    assert "| [GHBM](algorithms/ghbm.md) | `theta`, `m` | `delta` |" in page
+    assert "| [FedHBM](algorithms/fedhbm.md) | `theta` | `delta` |" in page
+
+
+def test_the_concepts_page_has_its_figures(site: Path) -> None:
+    page = (site / "concepts.html").read_text()
+    assert page.count('<figure class="computed"><svg') == 4
+    accuracies = [float(number) for number in re.findall(r"([\d.]+)% with tau = ", page)]
+    assert max(accuracies) > 90, accuracies
+
+
+def test_the_choosing_page_has_the_recorded_results(site: Path) -> None:
+    page = (site / "choosing.md").read_text()
+    assert "| FedHBM | 97.4 ± 0.4 % | 96.6 ± 0.6 % |" in page
+
+
+def test_no_page_names_a_folder_of_this_machine(site: Path) -> None:
+    folders = [str(ROOT), str(Path.home()) + "/", "/tmp/", sys.prefix]
+    for path in [*site.rglob("*.html"), *site.rglob("*.md"), *site.rglob("*.txt")]:
+        assert [folder for folder in folders if folder in path.read_text()] == [], path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_output_and_shown_with_it(site: Path, path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    [page] = [page for page in site.glob("*.md") if f"{path.stem}.ipynb)." in page.read_text()]
+    assert page.read_text().count("```python") == len(code)
+    assert "```text" in page.read_text()
+
+
+def test_there_are_three_notebooks() -> None:
+    assert len(NOTEBOOKS) == 3
+
+
+def test_links_out_of_the_pages_are_rewritten(links: ModuleType) -> None:
+    text = "[a](../README.md) [b](data.md#x) [c](https://a.b/c.md) [d](../results/x.json) [e](../CONTRIBUTING.md#map)"
+    expected = "[a](index.md) [b](data.md#x) [c](https://a.b/c.md) [d](../results/x.json) [e](contributing.md#map)"
+    assert links.rewrite(text, "docs", "page") == expected
+    assert links.rewrite("[a](../data.md)", "docs/algorithms", "algorithms/ghbm") == "[a](../data.md)"
+    assert links.rewrite("[a](docs/data.md) [b](LICENSE)", ".", "index") == "[a](data.md) [b](../LICENSE)"
+    assert links.rewrite("```text\n[a](../README.md)\n```", "docs", "page") == "```text\n[a](../README.md)\n```"
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("other.html", []),
+        ("other.html#here", []),
+        ("https://example.org/x", []),
+        ("other.html#there", ["no such anchor"]),
+        ("none.html", ["no such file"]),
+    ],
+)
+def test_broken_links_of_the_built_site_are_reported(
+    links: ModuleType, tmp_path: Path, target: str, problem: list[str]
+) -> None:
+    texts = {"page.html": f"<a href='{target}'>x</a>", "other.html": "<h1 id='here'>x</h1>"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    pages = {tmp_path / name: links._Page(text) for name, text in texts.items()}
+    assert links._problems(tmp_path / "page.html", target, pages) == problem
