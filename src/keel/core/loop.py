@@ -6,27 +6,30 @@ clusters.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from keel.algorithms import messages_of
 from keel.algorithms.base import ClientState, Message, Report, State
 from keel.core.choices import Clip, Precision
 from keel.core.client import ClientResult, LocalTraining
-from keel.core.client_state import ClientStates, within_budget
+from keel.core.client_state import ClientStates, algorithm_state, within_budget
 from keel.core.clipping import RoundClipping
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
+from keel.core.mechanisms import Phase, Sender, ServerMean, ServerRound, TakenMean
 from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
-from keel.core.optimizers import without_optimizer
 from keel.core.participation import Participation
 from keel.core.records import Record
-from keel.core.reports import ReportCollector, client_inputs
+from keel.core.reports import Decode, ReportCollector, client_inputs
 from keel.core.sampling import Sampler
 from keel.core.schedules import LearningRate
 from keel.core.stopping import EarlyStopping
@@ -73,8 +76,10 @@ class Loop:
         engine: Engine,
         settings: LoopSettings,
         observers: Sequence[Observer] = (),
+        mean: ServerMean | None = None,
     ):
         self.task, self.local, self.engine, self.settings = task, local, engine, settings
+        self.mean = mean
         self.algorithm = local.algorithm
         self.observers = [Traffic(), *observers]
         model = FlatModel(task.module, task.moving)
@@ -86,6 +91,7 @@ class Loop:
             settings.server_lr,
             tuple(model.sizes),
             settings.largest_weight,
+            mean is not None and mean.fixed_cohort,
         )
         self.initial, self.initial_buffers = model.weights, model.buffers()
 
@@ -145,32 +151,60 @@ class Loop:
         """One round before its evaluation, as in the paper's listing. `state` becomes that after the round."""
         algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
         work, clipping = self._broadcast(state, observers), self._clipping(state)
-        if algorithm.probes:
+        if algorithm.probes and len(work.cohort):
             work, server = self._probe(work, server, dropped, observers, clipping)
-        work, results = self._replies(work, self.engine.train(work), dropped)
-        collector = ReportCollector(state, not self.settings.local_buffers, observers)
+        replies = self.engine.train(work) if len(work.cohort) else iter(())
+        work, results = self._replies(work, replies, dropped)
+        collector = ReportCollector(state, not self.settings.local_buffers, observers, self._decoder(work.ctx.round))
         received: Iterable[ClientResult] = collector.received(
             work.cohort.tolist(), self.participation.weights(work.cohort), results
         )
-        if clipping is not None:
+        if clipping is not None and len(work.cohort):
             received = collector.clipped(clipping, work.cohort.tolist(), received)
             work = self._without(work, clipping.rejected, dropped)
         weights = self.participation.weights(work.cohort)
         reports = collector.reports(work.cohort.tolist(), weights, received)
-        server = self._checked(algorithm.aggregate(server, reports, work.ctx))
+        server, taken = self._aggregated(server, reports, work, state)
         for _ in reports:  # an algorithm may not need all of them; the clients took part all the same
             pass
         event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
         losses = [collector.losses[client] for client in work.cohort.tolist()]
         record = make_record(event, dropped, losses, observers, clipping)
+        cast(dict[str, Any], record).update({} if taken is None else taken.recorded)
         state.round, state.server = (
             work.ctx.round,
             within_budget(server, state.server, self.settings.server_ram, state.clients.path),
         )
         state.clients.commit()
-        state.buffers = state.buffers if collector.mean_buffers is None else collector.mean_buffers
+        if collector.mean_buffers is not None and len(work.cohort):
+            state.buffers = collector.mean_buffers
         state.norms = {} if clipping is None else clipping.recorded
+        state.mean = {} if taken is None else dict(taken.state)
         return record
+
+    def _aggregated(
+        self, server: State, reports: Iterable[Report], work: RoundWork, state: TrainingState
+    ) -> tuple[State, TakenMean | None]:
+        """The new server state, from the reports or from the mean that a mechanism takes of them, and this mean."""
+        if self.mean is None:
+            if not len(work.cohort):
+                return server, None
+            return self._checked(self.algorithm.aggregate(server, reports, work.ctx)), None
+        at = ServerRound(work.ctx, work.cohort.tolist(), self._example_report, state.mean, self.settings.seed)
+        taken = self.mean.mean(reports, at)
+        return self._checked(self.algorithm.aggregate(server, [Report(taken.message, 1.0, 1)], work.ctx)), taken
+
+    @cached_property
+    def _example_report(self) -> Message:
+        """A message like those that clients report."""
+        return messages_of(self.algorithm, torch.zeros_like(self.initial), self.participation.sizes)[1][-1]
+
+    def _decoder(self, round: int, phase: Phase = "report") -> Decode | None:
+        """What decodes the messages of a round; None if they are not encoded."""
+        mechanisms, seed = self.local.mechanisms, self.settings.seed
+        if not mechanisms:
+            return None
+        return lambda message, client: mechanisms.decode(message, Sender(seed, round, client, phase))
 
     def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
         """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged."""
@@ -205,11 +239,12 @@ class Loop:
         """The first phase: the cohort sends full gradients at the server's model, and receives a second message."""
 
         def received() -> Iterator[Message]:
-            for message in probes:
+            for client, message in zip(work.cohort.tolist(), probes, strict=True):
                 for observer in observers:
                     observer.message_received(message)
-                yield message
+                yield message if decode is None else decode(message, client)
 
+        decode = self._decoder(work.ctx.round, "probe")
         work, probes = self._replies(work, self.engine.probe(work), dropped)
         messages: Iterable[Message] = received()
         if clipping is not None:
@@ -262,7 +297,7 @@ class Loop:
 
         def personal_model(client: int) -> Tensor:
             (client_state,), _ = self.client_inputs(np.array([client]), state)
-            return self.algorithm.personal_model(theta, without_optimizer(client_state), self.participation.sizes)
+            return self.algorithm.personal_model(theta, algorithm_state(client_state), self.participation.sizes)
 
         for part in range(clients.tests.parts):
             yield clients.measure(part, personal_model, state.buffers)

@@ -137,7 +137,7 @@ def make_record(
             record["clipped"] = [client for client in record["cohort"] if client in clipping.clipped]
         if clipping.rejected:
             record["rejected"] = sorted(clipping.rejected)
-    record["train_loss"] = finite(float(np.mean(losses)))
+    record["train_loss"] = finite(float(np.mean(losses))) if losses else None
     for observer in observers:
         _add_fields(record, observer, event)
     if not torch.isfinite(event.server["theta"]).all():
