@@ -18,6 +18,7 @@ from torch import Tensor
 
 from keel.algorithms import messages_of
 from keel.algorithms.base import ClientState, Message, Report, State
+from keel.core.availability import Attendance, Availability
 from keel.core.choices import Clip, Precision
 from keel.core.client import ClientResult, LocalTraining
 from keel.core.client_state import ClientStates, algorithm_state, within_budget
@@ -26,7 +27,7 @@ from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
 from keel.core.mechanisms import Phase, Sender, ServerMean, ServerRound, TakenMean
-from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
+from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record, size_in_bytes
 from keel.core.participation import Participation
 from keel.core.records import Record
 from keel.core.reports import Decode, ReportCollector, client_inputs
@@ -63,6 +64,8 @@ class LoopSettings:
     state_precision: Precision = "float32"
     state_keep: int | None = None
     """How many clients' states are kept at most."""
+    availability: Availability | None = None
+    """Which simulated clients answer; None if all do."""
 
 
 class Loop:
@@ -150,7 +153,9 @@ class Loop:
     def _round(self, state: TrainingState, observers: Sequence[Observer]) -> Record:
         """One round before its evaluation, as in the paper's listing. `state` becomes that after the round."""
         algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
-        work, clipping = self._broadcast(state, observers), self._clipping(state)
+        work, attendance = self._broadcast(state, observers)
+        dropped |= {**attendance.offline, **attendance.failed}
+        clipping = self._clipping(state)
         if algorithm.probes and len(work.cohort):
             work, server = self._probe(work, server, dropped, observers, clipping)
         replies = self.engine.train(work) if len(work.cohort) else iter(())
@@ -169,7 +174,7 @@ class Loop:
             pass
         event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
         losses = [collector.losses[client] for client in work.cohort.tolist()]
-        record = make_record(event, dropped, losses, observers, clipping)
+        record = make_record(event, dropped, losses, observers, clipping, attendance.seconds)
         cast(dict[str, Any], record).update({} if taken is None else taken.recorded)
         state.round, state.server = (
             work.ctx.round,
@@ -206,21 +211,47 @@ class Loop:
             return None
         return lambda message, client: mechanisms.decode(message, Sender(seed, round, client, phase))
 
-    def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
-        """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged."""
+    def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> tuple[RoundWork, Attendance]:
+        """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged.
+
+        Returns:
+            The work of the clients that will answer, as far as that is known, and who they are.
+        """
         t = state.round + 1
         state.clients.discard()  # of a round that was interrupted
         for observer in observers:
             observer.round_started(t)
-        cohort = self.participation.cohort(t)
+        sampled = self.participation.cohort(t)
+        attendance = self.attendance(t, sampled)
+        cohort = _without_clients(sampled, attendance.offline)
         ctx = self.participation.context(t, cohort)
         received = self.algorithm.broadcast(state.server, ctx)
         if self.algorithm.probes and "theta" not in received:
             raise KeelError(f"{type(self.algorithm).__name__} sets probes = True, so broadcast() must send 'theta'")
         averaged = None if self.settings.local_buffers else state.buffers
         _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
-        states, buffers = self.client_inputs(cohort, state)
-        return RoundWork(cohort, received, states, ctx, buffers)
+        answering = _without_clients(cohort, attendance.failed)
+        states, buffers = self.client_inputs(answering, state)
+        return RoundWork(answering, received, states, ctx, buffers), attendance
+
+    def attendance(self, t: int, cohort: np.ndarray) -> Attendance:
+        """Who of a cohort answers in round t."""
+        availability = self.settings.availability
+        if availability is None:
+            return Attendance()
+        sizes = self.task.data.partition.sizes_of(cohort).tolist()
+        steps = [self.local.config.count(size) for size in sizes]
+        return availability.attendance(t, cohort.tolist(), steps, *self._message_bytes)
+
+    @cached_property
+    def _message_bytes(self) -> tuple[int, int]:
+        """The bytes that a client receives in a round, and that it sends."""
+        with keyed_torch_rng(self.settings.seed, "trial"):
+            messages = messages_of(self.algorithm, self.initial, self.participation.sizes)
+        averaged = None if self.settings.local_buffers else self.initial_buffers
+        buffers = 0 if averaged is None else averaged.numel() * averaged.element_size()
+        down, up = (sum(map(size_in_bytes, of_one)) + buffers for of_one in messages)
+        return down, up
 
     def _clipping(self, state: TrainingState) -> RoundClipping | None:
         """What clips the messages of the next round; None if they are not clipped."""
@@ -261,9 +292,11 @@ class Loop:
     ) -> tuple[RoundWork, Iterable[Reply]]:
         """The work of the clients that answered, and their replies; the others are added to `dropped`.
 
-        Simulated clients always answer, so their replies are read one by one, when they are needed.
+        It is known before which simulated clients answer, so their replies are read one by one, when they are needed.
         """
         if not self.engine.remote:
+            if len(work.cohort) < work.ctx.cohort:
+                work = replace(work, ctx=self.participation.context(work.ctx.round, work.cohort))
             return work, cast(Iterator[Reply], replies)
         every = dict(zip(work.cohort.tolist(), replies, strict=True))
         failed = {client: reply for client, reply in every.items() if isinstance(reply, Dropped)}
@@ -316,6 +349,10 @@ class Loop:
                 f"{self.parameters} elements, as the model does"
             )
         return server
+
+
+def _without_clients(cohort: np.ndarray, clients: Mapping[int, Dropped]) -> np.ndarray:
+    return cohort[[client not in clients for client in cohort.tolist()]] if clients else cohort
 
 
 def _sent(message: Message, cohort: np.ndarray, observers: Sequence[Observer]) -> None:
