@@ -15,12 +15,12 @@ from keel.algorithms import REGISTRY, Algorithm
 from keel.config.overrides import flatten, merge, override, put
 from keel.config.schema import (
     CUSTOM,
-    NOT_COMPUTED,
     EvaluationSpec,
     LocalSpec,
     Spec,
     check_without_imports,
     last_rounds,
+    not_computed,
     resolved_spec,
     with_current_names,
 )
@@ -103,7 +103,7 @@ def assignments(table: Mapping[str, Any], near: tuple[Mapping[str, Any], Iterabl
         near: A similar table and the fields that are not defaults in it. If these, and those in which the tables
             differ, restore the table, they are listed, which is found many times faster.
     """
-    table = {section: value for section, value in table.items() if section not in NOT_COMPUTED}
+    table = {section: value for section, value in table.items() if section not in not_computed(table)}
     fields = flatten(table)
     builtin = {"algorithm": REGISTRY, "data": {CUSTOM, *catalog.CATALOG}, "model": {CUSTOM, *models.MODELS}}
     builtin["engine"] = {AUTO, CUSTOM, *ENGINES}

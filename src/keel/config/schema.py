@@ -19,6 +19,7 @@ from pydantic import (
 
 from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
+from keel.config.availability import AvailabilitySpec
 from keel.config.network import Network
 from keel.core.choices import Autocast, BufferPolicy, Clip, Layout, Precision
 from keel.core.optimizer_names import OptimizerState, check_optimizer
@@ -29,8 +30,6 @@ from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain, shown, unknown_name
 from keel.settings import PathText, check_settings
 
-NOT_COMPUTED = ("network", "tracking")
-"""Tables that do not change what is computed."""
 CUSTOM = "custom"
 """The name of what was passed as a Python object and cannot be found by name."""
 
@@ -39,6 +38,16 @@ _WITHOUT_IMPORTS = {"imports": False}
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def not_computed(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tables of a resolved spec that do not change what is computed. A deadline makes the network change it."""
+    availability = table.get("availability") or {}
+    return ("tracking",) if availability.get("deadline") is not None else ("network", "tracking")
+
+
+def _none_if_empty(table: Any) -> Any:
+    return None if table == {} else table
 
 
 class _Table(BaseModel):
@@ -362,10 +371,11 @@ class Spec(_Table):
     server: ServerSpec
     participation: ParticipationSpec
     evaluation: EvaluationSpec
-    stop: Annotated[StopSpec | None, BeforeValidator(lambda table: None if table == {} else table)] = None
+    stop: Annotated[StopSpec | None, BeforeValidator(_none_if_empty)] = None
     engine: EngineSpec
     memory: MemorySpec
     network: Network | None = None
+    availability: Annotated[AvailabilitySpec | None, BeforeValidator(_none_if_empty)] = None
     tracking: TrackingSpec = TrackingSpec()
 
     @model_validator(mode="after")
@@ -374,11 +384,24 @@ class Spec(_Table):
             self.algorithm.check_local(self.local.optimizer, self.local.settings)
         return self
 
+    @model_validator(mode="after")
+    def _simulated_availability(self) -> "Spec":
+        if self.availability is None:
+            return self
+        if self.availability.deadline is not None and self.network is None:
+            raise KeelError(
+                "availability.deadline requires the table [network], which models the time of a client (got deadline "
+                f"= {self.availability.deadline:g} without it)"
+            )
+        if isinstance(self.algorithm, Algorithm) and self.algorithm.pooled:
+            raise KeelError(f"availability must be left out for {self.algorithm.name}, which has no clients")
+        return self
+
     @property
     def experiment(self) -> dict[str, Any]:
         """The spec without what may differ between two starts of one run, since it does not change the result."""
-        excluded: dict[str, Any] = {**dict.fromkeys(NOT_COMPUTED, True), "engine": {"workers"}}
-        return self.model_dump(exclude_none=True, exclude=excluded)
+        table = self.model_dump(exclude_none=True, exclude={"engine": {"workers"}})
+        return {section: value for section, value in table.items() if section not in not_computed(table)}
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ The cohort engine runs the same steps for many clients as one batched program, f
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from types import EllipsisType
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from keel.algorithms.base import Algorithm, ClientContext, ClientState, Context, Gradient, Message, Path, State
 from keel.core.choices import Autocast
+from keel.core.client_state import RESERVED, algorithm_state
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel, Loss
-from keel.core.optimizers import LocalOptimizer, PlainSGD, Steps, without_optimizer
+from keel.core.mechanisms import MECHANISM, Mechanisms, Sender
+from keel.core.optimizers import LocalOptimizer, PlainSGD, Steps
 from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
-from keel.core.torch_randomness import keyed_torch_rng, seed_torch
+from keel.core.torch_randomness import CPU, keyed_torch_rng, seed_torch
 from keel.core.transforms import Identity, Transform
 from keel.errors import KeelError
 
@@ -82,16 +84,37 @@ class LocalTraining:
     chunk: int = 512
     """Examples per forward pass of a full gradient."""
     optimizer: LocalOptimizer = field(default_factory=PlainSGD)
+    mechanisms: Mechanisms = field(default_factory=Mechanisms)
+    """What changes a report before it leaves the client."""
 
     def init_client(self, theta: Tensor) -> ClientState:
-        """A client's state before its first round: the algorithm's, and the optimiser's if it is kept."""
+        """A client's state before its first round: the algorithm's, the optimiser's if it is kept, the mechanisms'."""
         state = self.algorithm.init_client(theta)
         for name in state:
-            if name.startswith("keel."):
+            if name.startswith(RESERVED):
                 raise KeelError(
                     f"{type(self.algorithm).__name__}.init_client: the name {name!r} is reserved; rename it"
                 )
-        return {**state, **self.optimizer.init_client(theta)}
+        return {**state, **self.optimizer.init_client(theta), **self.mechanisms.init_client()}
+
+    def send(self, result: "ClientResult", state: ClientState, round: int, client: int) -> "ClientResult":
+        """The result as it leaves the client: with the message that the mechanisms make of its report, on the CPU.
+
+        Args:
+            state: The client's state before the round.
+        """
+        if not self.mechanisms:
+            return result
+        sender = Sender(self.seed, round, client)
+        before = {name: value for name, value in state.items() if name.startswith(MECHANISM)}
+        message, kept = self.mechanisms.encode(to_device(result.message, CPU), to_device(before, CPU), sender)
+        return replace(result, message=message, state={**result.state, **kept})
+
+    def send_probe(self, message: Message, round: int, client: int) -> Message:
+        """The message of the first phase as it leaves the client."""
+        if not self.mechanisms:
+            return message
+        return self.mechanisms.encode(to_device(message, CPU), {}, Sender(self.seed, round, client, "probe"))[0]
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         return self.config.minibatches(examples, keyed_rng(self.seed, "minibatches", round, client))
@@ -190,7 +213,7 @@ def train_client(
     steps = len(minibatches)
     ctx = round_ctx.for_client(steps)
     w, device = model.weights, model.weights.device
-    kept, state = state, without_optimizer(state)
+    kept, state = state, algorithm_state(state)
     w.copy_(algorithm.start(received, state, ctx))
     start = w.clone()
     model.set_buffers(buffers)
@@ -219,9 +242,10 @@ def train_client(
     path = Path(start, w.clone(), mean_gradient=mean, full_gradient=full, step_state=step_state)
     with keyed_torch_rng(local.seed, "report", ctx.round, client, device=device):
         message, state = algorithm.report(path, received, state, ctx)
-    return ClientResult(
+    result = ClientResult(
         message, {**state, **optimizer.client_state()}, steps, statistics.losses / steps, model.buffers()
     )
+    return local.send(result, kept, ctx.round, client)
 
 
 def probe_client(
@@ -237,7 +261,8 @@ def probe_client(
     with keyed_torch_rng(local.seed, "probe", ctx.round, client, device=model.weights.device):
         model.weights.copy_(received["theta"])
         model.set_buffers(buffers)
-        return {"gradient": full_gradient(local, model, client, examples, ctx)}
+        message = {"gradient": full_gradient(local, model, client, examples, ctx)}
+        return local.send_probe(message, ctx.round, client)
 
 
 def full_gradient(

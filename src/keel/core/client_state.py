@@ -26,8 +26,10 @@ from keel.algorithms.base import ClientState, State
 from keel.core.choices import Precision
 from keel.errors import DamagedFile, KeelError
 
+RESERVED = "keel."
+"""Begins the names in a client state that no algorithm may use."""
 OPTIMIZER = "keel.optimizer."
-"""Begins the names of a client's optimiser state. Names that begin with "keel." are reserved."""
+"""Begins the names of a client's optimiser state."""
 Signature = dict[str, tuple[list[int], str]]
 """The names of tensors with their shapes and dtypes."""
 
@@ -201,6 +203,11 @@ class ClientStates(Mapping[int, ClientState]):
         self._end += 1
         self._sums.append(0)
         return self._end - 1
+
+
+def algorithm_state(state: ClientState) -> ClientState:
+    """The client state as the algorithm gave it, without what the optimiser and the mechanisms keep."""
+    return {name: value for name, value in state.items() if not name.startswith(RESERVED)}
 
 
 def stored(state: ClientState, precision: Precision, parameters: int | None) -> ClientState:

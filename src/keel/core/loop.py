@@ -6,27 +6,31 @@ clusters.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from keel.algorithms import messages_of
 from keel.algorithms.base import ClientState, Message, Report, State
+from keel.core.availability import Attendance, Availability
 from keel.core.choices import Clip, Precision
 from keel.core.client import ClientResult, LocalTraining
-from keel.core.client_state import ClientStates, within_budget
+from keel.core.client_state import ClientStates, algorithm_state, within_budget
 from keel.core.clipping import RoundClipping
 from keel.core.devices import single_thread
 from keel.core.engine import Dropped, Engine, RoundWork
 from keel.core.flat_model import FlatModel
-from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record
-from keel.core.optimizers import without_optimizer
+from keel.core.mechanisms import Phase, Sender, ServerMean, ServerRound, TakenMean
+from keel.core.observers import Hook, Observer, RoundEnd, Traffic, as_observer, make_record, size_in_bytes
 from keel.core.participation import Participation
 from keel.core.records import Record
-from keel.core.reports import ReportCollector, client_inputs
+from keel.core.reports import Decode, ReportCollector, client_inputs
 from keel.core.sampling import Sampler
 from keel.core.schedules import LearningRate
 from keel.core.stopping import EarlyStopping
@@ -60,6 +64,8 @@ class LoopSettings:
     state_precision: Precision = "float32"
     state_keep: int | None = None
     """How many clients' states are kept at most."""
+    availability: Availability | None = None
+    """Which simulated clients answer; None if all do."""
 
 
 class Loop:
@@ -73,8 +79,10 @@ class Loop:
         engine: Engine,
         settings: LoopSettings,
         observers: Sequence[Observer] = (),
+        mean: ServerMean | None = None,
     ):
         self.task, self.local, self.engine, self.settings = task, local, engine, settings
+        self.mean = mean
         self.algorithm = local.algorithm
         self.observers = [Traffic(), *observers]
         model = FlatModel(task.module, task.moving)
@@ -86,6 +94,7 @@ class Loop:
             settings.server_lr,
             tuple(model.sizes),
             settings.largest_weight,
+            mean is not None and mean.fixed_cohort,
         )
         self.initial, self.initial_buffers = model.weights, model.buffers()
 
@@ -144,49 +153,105 @@ class Loop:
     def _round(self, state: TrainingState, observers: Sequence[Observer]) -> Record:
         """One round before its evaluation, as in the paper's listing. `state` becomes that after the round."""
         algorithm, server, dropped = self.algorithm, state.server, dict[int, Dropped]()
-        work, clipping = self._broadcast(state, observers), self._clipping(state)
-        if algorithm.probes:
+        work, attendance = self._broadcast(state, observers)
+        dropped |= {**attendance.offline, **attendance.failed}
+        clipping = self._clipping(state)
+        if algorithm.probes and len(work.cohort):
             work, server = self._probe(work, server, dropped, observers, clipping)
-        work, results = self._replies(work, self.engine.train(work), dropped)
-        collector = ReportCollector(state, not self.settings.local_buffers, observers)
+        replies = self.engine.train(work) if len(work.cohort) else iter(())
+        work, results = self._replies(work, replies, dropped)
+        collector = ReportCollector(state, not self.settings.local_buffers, observers, self._decoder(work.ctx.round))
         received: Iterable[ClientResult] = collector.received(
             work.cohort.tolist(), self.participation.weights(work.cohort), results
         )
-        if clipping is not None:
+        if clipping is not None and len(work.cohort):
             received = collector.clipped(clipping, work.cohort.tolist(), received)
             work = self._without(work, clipping.rejected, dropped)
         weights = self.participation.weights(work.cohort)
         reports = collector.reports(work.cohort.tolist(), weights, received)
-        server = self._checked(algorithm.aggregate(server, reports, work.ctx))
+        server, taken = self._aggregated(server, reports, work, state)
         for _ in reports:  # an algorithm may not need all of them; the clients took part all the same
             pass
         event = RoundEnd(self, state, work, weights, server, self.settings.evaluated(work.ctx.round))
         losses = [collector.losses[client] for client in work.cohort.tolist()]
-        record = make_record(event, dropped, losses, observers, clipping)
+        record = make_record(event, dropped, losses, observers, clipping, attendance.seconds)
+        cast(dict[str, Any], record).update({} if taken is None else taken.recorded)
         state.round, state.server = (
             work.ctx.round,
             within_budget(server, state.server, self.settings.server_ram, state.clients.path),
         )
         state.clients.commit()
-        state.buffers = state.buffers if collector.mean_buffers is None else collector.mean_buffers
+        if collector.mean_buffers is not None and len(work.cohort):
+            state.buffers = collector.mean_buffers
         state.norms = {} if clipping is None else clipping.recorded
+        state.mean = {} if taken is None else dict(taken.state)
         return record
 
-    def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> RoundWork:
-        """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged."""
+    def _aggregated(
+        self, server: State, reports: Iterable[Report], work: RoundWork, state: TrainingState
+    ) -> tuple[State, TakenMean | None]:
+        """The new server state, from the reports or from the mean that a mechanism takes of them, and this mean."""
+        if self.mean is None:
+            if not len(work.cohort):
+                return server, None
+            return self._checked(self.algorithm.aggregate(server, reports, work.ctx)), None
+        at = ServerRound(work.ctx, work.cohort.tolist(), self._example_report, state.mean, self.settings.seed)
+        taken = self.mean.mean(reports, at)
+        return self._checked(self.algorithm.aggregate(server, [Report(taken.message, 1.0, 1)], work.ctx)), taken
+
+    @cached_property
+    def _example_report(self) -> Message:
+        """A message like those that clients report."""
+        return messages_of(self.algorithm, torch.zeros_like(self.initial), self.participation.sizes)[1][-1]
+
+    def _decoder(self, round: int, phase: Phase = "report") -> Decode | None:
+        """What decodes the messages of a round; None if they are not encoded."""
+        mechanisms, seed = self.local.mechanisms, self.settings.seed
+        if not mechanisms:
+            return None
+        return lambda message, client: mechanisms.decode(message, Sender(seed, round, client, phase))
+
+    def _broadcast(self, state: TrainingState, observers: Sequence[Observer]) -> tuple[RoundWork, Attendance]:
+        """Sample the next round's cohort and send it the server's message, with the buffers if they are averaged.
+
+        Returns:
+            The work of the clients that will answer, as far as that is known, and who they are.
+        """
         t = state.round + 1
         state.clients.discard()  # of a round that was interrupted
         for observer in observers:
             observer.round_started(t)
-        cohort = self.participation.cohort(t)
+        sampled = self.participation.cohort(t)
+        attendance = self.attendance(t, sampled)
+        cohort = _without_clients(sampled, attendance.offline)
         ctx = self.participation.context(t, cohort)
         received = self.algorithm.broadcast(state.server, ctx)
         if self.algorithm.probes and "theta" not in received:
             raise KeelError(f"{type(self.algorithm).__name__} sets probes = True, so broadcast() must send 'theta'")
         averaged = None if self.settings.local_buffers else state.buffers
         _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
-        states, buffers = self.client_inputs(cohort, state)
-        return RoundWork(cohort, received, states, ctx, buffers)
+        answering = _without_clients(cohort, attendance.failed)
+        states, buffers = self.client_inputs(answering, state)
+        return RoundWork(answering, received, states, ctx, buffers), attendance
+
+    def attendance(self, t: int, cohort: np.ndarray) -> Attendance:
+        """Who of a cohort answers in round t."""
+        availability = self.settings.availability
+        if availability is None:
+            return Attendance()
+        sizes = self.task.data.partition.sizes_of(cohort).tolist()
+        steps = [self.local.config.count(size) for size in sizes]
+        return availability.attendance(t, cohort.tolist(), steps, *self._message_bytes)
+
+    @cached_property
+    def _message_bytes(self) -> tuple[int, int]:
+        """The bytes that a client receives in a round, and that it sends."""
+        with keyed_torch_rng(self.settings.seed, "trial"):
+            messages = messages_of(self.algorithm, self.initial, self.participation.sizes)
+        averaged = None if self.settings.local_buffers else self.initial_buffers
+        buffers = 0 if averaged is None else averaged.numel() * averaged.element_size()
+        down, up = (sum(map(size_in_bytes, of_one)) + buffers for of_one in messages)
+        return down, up
 
     def _clipping(self, state: TrainingState) -> RoundClipping | None:
         """What clips the messages of the next round; None if they are not clipped."""
@@ -205,11 +270,12 @@ class Loop:
         """The first phase: the cohort sends full gradients at the server's model, and receives a second message."""
 
         def received() -> Iterator[Message]:
-            for message in probes:
+            for client, message in zip(work.cohort.tolist(), probes, strict=True):
                 for observer in observers:
                     observer.message_received(message)
-                yield message
+                yield message if decode is None else decode(message, client)
 
+        decode = self._decoder(work.ctx.round, "probe")
         work, probes = self._replies(work, self.engine.probe(work), dropped)
         messages: Iterable[Message] = received()
         if clipping is not None:
@@ -226,9 +292,11 @@ class Loop:
     ) -> tuple[RoundWork, Iterable[Reply]]:
         """The work of the clients that answered, and their replies; the others are added to `dropped`.
 
-        Simulated clients always answer, so their replies are read one by one, when they are needed.
+        It is known before which simulated clients answer, so their replies are read one by one, when they are needed.
         """
         if not self.engine.remote:
+            if len(work.cohort) < work.ctx.cohort:
+                work = replace(work, ctx=self.participation.context(work.ctx.round, work.cohort))
             return work, cast(Iterator[Reply], replies)
         every = dict(zip(work.cohort.tolist(), replies, strict=True))
         failed = {client: reply for client, reply in every.items() if isinstance(reply, Dropped)}
@@ -262,7 +330,7 @@ class Loop:
 
         def personal_model(client: int) -> Tensor:
             (client_state,), _ = self.client_inputs(np.array([client]), state)
-            return self.algorithm.personal_model(theta, without_optimizer(client_state), self.participation.sizes)
+            return self.algorithm.personal_model(theta, algorithm_state(client_state), self.participation.sizes)
 
         for part in range(clients.tests.parts):
             yield clients.measure(part, personal_model, state.buffers)
@@ -281,6 +349,10 @@ class Loop:
                 f"{self.parameters} elements, as the model does"
             )
         return server
+
+
+def _without_clients(cohort: np.ndarray, clients: Mapping[int, Dropped]) -> np.ndarray:
+    return cohort[[client not in clients for client in cohort.tolist()]] if clients else cohort
 
 
 def _sent(message: Message, cohort: np.ndarray, observers: Sequence[Observer]) -> None:

@@ -125,8 +125,13 @@ def make_record(
     losses: list[float],
     observers: Sequence[Observer],
     clipping: RoundClipping | None = None,
+    seconds: float | None = None,
 ) -> Record:
-    """The round's record with what the observers measured, marked as diverged if the model is not finite."""
+    """The round's record with what the observers measured, marked as diverged if the model is not finite.
+
+    Args:
+        seconds: The modelled duration of the round, if there is a model.
+    """
     work = event.work
     record: Record = {"round": work.ctx.round, "cohort": work.cohort.tolist(), "lr": work.ctx.lr}
     if dropped:
@@ -137,7 +142,9 @@ def make_record(
             record["clipped"] = [client for client in record["cohort"] if client in clipping.clipped]
         if clipping.rejected:
             record["rejected"] = sorted(clipping.rejected)
-    record["train_loss"] = finite(float(np.mean(losses)))
+    if seconds is not None:
+        record["federation_seconds"] = seconds
+    record["train_loss"] = finite(float(np.mean(losses))) if losses else None
     for observer in observers:
         _add_fields(record, observer, event)
     if not torch.isfinite(event.server["theta"]).all():

@@ -306,11 +306,6 @@ class _TorchSteps:
         return kept
 
 
-def without_optimizer(state: ClientState) -> ClientState:
-    """The client state without the optimiser's, as the algorithm gave it."""
-    return {name: value for name, value in state.items() if not name.startswith(OPTIMIZER)}
-
-
 def _row(tensors: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
     return {name: value[row] for name, value in tensors.items() if name.startswith(OPTIMIZER)}
 

@@ -28,6 +28,8 @@ class Participation:
     """The number of elements of each of the model's parameter tensors."""
     largest_weight: float = 1.0
     """The cap on a client's share in the mean."""
+    fixed_cohort: bool = False
+    """Whether algorithms see the expected cohort size in the place of the real one."""
 
     def __post_init__(self) -> None:
         if self.sampler.clients != self.partition.clients:
@@ -43,6 +45,8 @@ class Participation:
     def cohort(self, t: int) -> np.ndarray:
         """The cohort of round t in the order of aggregation."""
         cohort = np.asarray(self.sampler.cohort(t))
+        if cohort.ndim == 1 and not len(cohort) and getattr(self.sampler, "may_be_empty", False):
+            return cohort.astype(np.int64)
         numbers = cohort.ndim == 1 and np.issubdtype(cohort.dtype, np.integer) and len(cohort) > 0
         if (
             not numbers
@@ -57,19 +61,22 @@ class Participation:
 
     def weights(self, cohort: np.ndarray) -> list[float]:
         """Each client's share in the mean; they sum to one, and none exceeds the cap unless the cohort is too small."""
+        if not len(cohort):
+            return []
         if self.weighting == "uniform":
             return [1 / len(cohort)] * len(cohort)
         sizes = self.partition.sizes_of(cohort)
         return capped((sizes / sizes.sum()).tolist(), self.largest_weight)
 
     def context(self, t: int, cohort: np.ndarray) -> Context:
-        share = len(cohort) / self.sampler.clients
+        size: float = self.sampler.clients / self.sampler.period if self.fixed_cohort else len(cohort)
+        share = size / self.sampler.clients
         if self.weighting == "examples":
             share = self.partition.sizes_of(cohort).sum().item() / self._examples
         return Context(
             round=t,
             clients=self.sampler.clients,
-            cohort=len(cohort),
+            cohort=max(1, round(size)),
             share=share,
             period=self.sampler.period,
             lr=self.local_lr(t),

@@ -9,6 +9,8 @@ from keel.units import number, percent
 
 COMPLETE = frozenset({"finished", "stopped"})
 """The statuses of runs that have a result: all rounds ran, or a rule of `[stop]` ended the run."""
+OFFLINE = "offline"
+"""The reason in `dropped` of a client to which nothing was sent."""
 FRACTIONS = frozenset(
     {
         "accuracy",
@@ -119,7 +121,10 @@ class Record(TypedDict, total=False):
     """The clients whose report, probe or buffers were clipped; missing if there are none."""
     rejected: list[int]
     """The clients of `dropped` whose norm was far above the median; missing if there are none."""
+    federation_seconds: float
+    """With `availability.step_seconds`: the modelled duration of the round on the spec's network."""
     train_loss: float | None
+    """None if nobody answered."""
     diverged: bool
     drift: float | None
     momentum_angle: float | None

@@ -1,18 +1,21 @@
 """The inputs of a round's clients, and the collection of their results."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from keel.algorithms.base import ClientState, Report
+from keel.algorithms.base import ClientState, Message, Report
 from keel.core.client import ClientResult
 from keel.core.clipping import RoundClipping
 from keel.core.engine import LazySequence
 from keel.core.observers import Observer
 from keel.core.training_state import BUFFERS, TrainingState
+
+Decode = Callable[[Message, int], Message]
+"""A function of a message and the client that sent it."""
 
 
 def client_inputs(
@@ -40,11 +43,13 @@ def client_inputs(
 class ReportCollector:
     """Collects the clients' results in the order of the cohort: stages states, averages buffers, notifies observers.
 
-    Observers see the messages as they were sent, also those that are rejected.
+    Observers count the messages as they were sent, also those that are rejected; all else reads the decoded ones.
     """
 
-    def __init__(self, state: TrainingState, averages_buffers: bool, observers: Sequence[Observer]):
-        self.state, self.observers = state, observers
+    def __init__(
+        self, state: TrainingState, averages_buffers: bool, observers: Sequence[Observer], decode: Decode | None = None
+    ):
+        self.state, self.observers, self.decode = state, observers, decode
         self.mean_buffers = torch.zeros_like(state.buffers) if averages_buffers and state.buffers is not None else None
         self.losses: dict[int, float] = {}
 
@@ -60,6 +65,8 @@ class ReportCollector:
             self.losses[client] = float(result.loss)
             for observer in self.observers:
                 observer.message_received(sent)
+            if self.decode is not None:
+                result = replace(result, message=self.decode(result.message, client))
             if watchers:  # an engine may reuse the memory of a state that is staged
                 result = replace(result, state={name: value.clone() for name, value in result.state.items()})
             for observer in watchers:

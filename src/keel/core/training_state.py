@@ -17,7 +17,7 @@ class TrainingState:
 
     `buffers` are the model's averaged ones. A client that keeps its buffers local has them in its state, under BUFFERS.
     `observed` are tensors that observers keep between rounds. `norms` are the recorded norms of the reports of the last
-    rounds, from which an adaptive clipping threshold is learned.
+    rounds, from which an adaptive clipping threshold is learned. `mean` is what a mechanism that takes the mean keeps.
     """
 
     round: int
@@ -26,3 +26,4 @@ class TrainingState:
     buffers: Tensor | None = None
     observed: dict[str, Tensor] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
+    mean: dict[str, Tensor] = field(default_factory=dict)

@@ -53,7 +53,9 @@ class FlowerEngine(EngineDefaults):
         model = FlatModel(task.module, task.moving)
         theta = torch.zeros_like(model.weights)
         _, uploads = messages_of(spec.algorithm, theta, model.sizes)
-        self.probe_signature, self.report_signature = signature_of(uploads[0]), signature_of(uploads[-1])
+        encoded = workload.local.mechanisms.encoded_form
+        self.probe_signature = signature_of(encoded(uploads[0], "probe") if spec.algorithm.probes else {})
+        self.report_signature = signature_of(encoded(uploads[-1]))
         self.buffer_signature: Signature = {}
         if self.averages_buffers and (buffers := model.buffers()) is not None:
             self.buffer_signature = signature_of({BUFFERS: buffers})

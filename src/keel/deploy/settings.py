@@ -127,6 +127,8 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
             raise KeelError(
                 f"engine.{field} must not be set (got {table['engine'][field]!r}): the sites train the clients"
             )
+    if "availability" in table:
+        raise KeelError("availability must be left out in a federation: it simulates clients, and sites are real")
     spec = make_spec(table)
     if spec.algorithm.pooled:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")

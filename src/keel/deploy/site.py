@@ -17,7 +17,7 @@ from torch import Tensor
 
 from keel.algorithms import messages_of
 from keel.config.schema import resolved_spec
-from keel.core.client import probe_client, to_device, train_client
+from keel.core.client import LocalTraining, probe_client, to_device, train_client
 from keel.core.client_state import signature_of
 from keel.core.devices import find_device
 from keel.core.engine import CPU
@@ -31,7 +31,7 @@ from keel.deploy.request_fields import origin_of, read_integer, read_table, read
 from keel.deploy.site_answer import answer_message
 from keel.deploy.site_data import Loader, Model, check_labels, has_test_examples, initial_model, site_dataset
 from keel.deploy.site_errors import coded
-from keel.deploy.site_noise import clip_and_add_noise
+from keel.deploy.site_noise import SiteProtection, unclippable
 from keel.deploy.site_policy import APP, Policy
 from keel.deploy.site_secrets import count_report, data_fingerprint
 from keel.deploy.site_state import SiteState
@@ -111,6 +111,19 @@ class Site:
             self.policy.check_examples(examples, local_training(self.spec, task).config.sizes(examples))
         return task
 
+    @property
+    def _clips(self) -> bool:
+        return self.policy is not None and self.policy.clip_norm is not None
+
+    @property
+    def local(self) -> LocalTraining:
+        """The local training of the spec, with the clipping and the noise of the site's policy."""
+        local = local_training(self.spec, self.task)
+        if self.policy is None or self.policy.clip_norm is None:
+            return local
+        protection = SiteProtection(self.policy.clip_norm, self.policy.noise)
+        return replace(local, mechanisms=local.mechanisms.with_protection(protection))
+
     @cached_property
     def flat_model(self) -> FlatModel:
         return FlatModel(self.task.module.to(self.device), self.task.moving, self.spec.local.precision)
@@ -158,9 +171,9 @@ class Site:
         with coded("state"):
             self.state.save_broadcast(ctx.round, broadcast)
         received, buffers = self._on_device(broadcast)
-        local, client = local_training(self.spec, self.task), self.task.data.client_examples(0)
+        local, client = self.local, self.task.data.client_examples(0)
         gradient = probe_client(local, self.flat_model, self.number, client, received, ctx, buffers)
-        return self._reply(self._protect(to_device(gradient, CPU)), {})
+        return self._reply(to_device(gradient, CPU), {})
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train one round as every engine does, from the client state of the last round that the server counted."""
@@ -178,7 +191,7 @@ class Site:
             saved = self.state.load(last_round) if last_round else None
         second_phase = self._tensors(content, self._downloads[-1].keys() - first_phase.keys())
         received, buffers = self._on_device({**first_phase, **second_phase})
-        state, local = dict(saved or {}), local_training(self.spec, self.task)
+        state, local = dict(saved or {}), self.local
         buffers = state.pop(BUFFERS, buffers)
         if not state:
             state = local.init_client(FlatModel(self.task.module).weights.to(CPU))
@@ -189,13 +202,15 @@ class Site:
         result = train_client(local, gradient_of, self.number, client, received, state, ctx, buffers).to(CPU)
         report, new_state = dict(result.message), dict(result.state)
         if result.buffers is not None:
+            if self._clips and self.spec.model.buffers != "local":
+                raise unclippable()
             (new_state if self.spec.model.buffers == "local" else report)[BUFFERS] = result.buffers
         if new_state:
             with coded("state"):
                 self.state.save(ctx.round, new_state, last_round)
         state_lost = bool(last_round and new_state and saved is None)
         numbers = {"steps": result.steps, "loss": float(result.loss), "state_lost": int(state_lost)}
-        return self._reply(self._protect(report), numbers)
+        return self._reply(report, numbers)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Measure the model on this site's test examples: the sum of the losses, and how many targets are correct."""
@@ -249,12 +264,6 @@ class Site:
         if self.policy is not None:
             with coded("state"):
                 count_report(self.state_folder, self.policy.max_reports)
-
-    def _protect(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the report with the clipping and the noise of the site's policy."""
-        if self.policy is None or self.policy.clip_norm is None:
-            return report
-        return clip_and_add_noise(report, self.policy.clip_norm, self.policy.noise)
 
     def _reply(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> RecordDict:
         return RecordDict(

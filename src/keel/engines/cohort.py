@@ -15,9 +15,9 @@ from torch import Tensor
 
 from keel.algorithms.base import ClientState, Context, Message, Path, State
 from keel.core.client import GATHERED, ClientResult, PathStatistics, clip_norm_, local_step, to_device
+from keel.core.client_state import algorithm_state
 from keel.core.engine import CPU, InProcess, RoundWork, Workload
 from keel.core.losses import batched_loss
-from keel.core.optimizers import without_optimizer
 from keel.engines.batching import SMALL_WORK, work_per_step_operation
 from keel.engines.kinds import ENGINES
 from keel.engines.stacked_gradients import CompiledGradients, RecordedGradients
@@ -81,8 +81,9 @@ class Cohort(InProcess):
     def probe(self, work: RoundWork) -> Iterator[Message]:
         for group in work.groups(self.group):
             theta = work.received["theta"].to(self.device)
-            for row in self._full_gradients(theta, group.cohort, work.ctx, len(group.cohort)).to(CPU):
-                yield {"gradient": row}
+            gradients = self._full_gradients(theta, group.cohort, work.ctx, len(group.cohort)).to(CPU)
+            for client, row in zip(group.cohort.tolist(), gradients, strict=True):
+                yield self.local.send_probe({"gradient": row}, work.ctx.round, client)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         work = replace(work, received=to_device(work.received, self.device))
@@ -112,7 +113,7 @@ class Cohort(InProcess):
         algorithm, local = self.local.algorithm, self.local.config
         plan = self._plan(work)
         stacked = to_device(stack_states(work.client_states), self.device)
-        state = without_optimizer(stacked)
+        state = algorithm_state(stacked)
         column = torch.from_numpy(plan.steps).float()[:, None].to(self.device)
         ctx = work.ctx.for_client(column)
         start, full = algorithm.start(work.received, state, ctx), None
@@ -147,7 +148,11 @@ class Cohort(InProcess):
         message, state = algorithm.report(path, work.received, state, work.ctx.for_client(column))
         state = {**state, **optimizer.client_state()}
         losses = statistics.losses / column[:, 0]
-        return _results(to_device(message, CPU), to_device(state, CPU), plan.steps, losses.to(CPU))
+        results = _results(to_device(message, CPU), to_device(state, CPU), plan.steps, losses.to(CPU))
+        return [
+            self.local.send(result, before, work.ctx.round, client)
+            for client, before, result in zip(work.cohort.tolist(), work.client_states, results, strict=True)
+        ]
 
     def _plan(self, work: RoundWork) -> Plan:
         """Return the minibatches of local training."""

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from keel.algorithms.base import ClientState, Message, Path
 from keel.core.client import ClientResult
+from keel.core.client_state import algorithm_state
 from keel.core.devices import cores
 from keel.core.engine import CPU, EngineDefaults, RoundSize, RoundWork, Workload
-from keel.core.optimizers import without_optimizer
 from keel.core.orphans import end_with_parent
 from keel.engines import dispatch
 from keel.engines.allocator import tune
@@ -110,7 +110,7 @@ class Pool(EngineDefaults):
         shared, groups = self._share(work, training=False), list(work.groups(self.group))
         for slot, group in zip(self._run(shared, PROBE, groups), groups, strict=True):
             for row in range(len(group.cohort)):
-                yield {"gradient": slot.gradient[row].clone()}
+                yield slot.read_probe(row)
 
     def train(self, work: RoundWork) -> Iterator[ClientResult]:
         if self._is_small(work):
@@ -157,14 +157,14 @@ class Pool(EngineDefaults):
 
     def _start(self, work: RoundWork, training: bool) -> Shared:
         """Allocate the shared memory for messages like this round's, and fork the workers."""
-        empty = torch.zeros(0)
+        empty, local = torch.zeros(0), self.engine.local
         count = min(self.count, max(ceil(len(work.cohort) / self.group), cores()))  # more would stay idle
         shared = Shared.for_round(
             work,
             self._example_report(work) if training else ({}, {}),
             rows=self.group,
             slots=dispatch.window(count),
-            gradient=self.weights if self.engine.local.algorithm.probes else empty,
+            probe=local.mechanisms.encoded_form({"gradient": self.weights}, "probe") if local.algorithm.probes else {},
             weights=self.weights,
             buffers=empty if self.buffers is None else self.buffers,
         )
@@ -184,13 +184,14 @@ class Pool(EngineDefaults):
 
     def _example_report(self, work: RoundWork) -> tuple[Message, ClientState]:
         """Return a report like the clients' reports; `report` is pure, so it is called with zeros."""
-        zeros = torch.zeros_like(self.weights)
-        algorithm, state, ctx = self.engine.local.algorithm, work.client_states[0], work.ctx.for_client(1)
-        own = without_optimizer(state)
+        zeros, local = torch.zeros_like(self.weights), self.engine.local
+        algorithm, state, ctx = local.algorithm, work.client_states[0], work.ctx.for_client(1)
+        own = algorithm_state(state)
         step_state = algorithm.init_steps(work.received, own, ctx)
         path = Path(zeros, zeros, mean_gradient=zeros, full_gradient=zeros, step_state=step_state)
         message, reported = algorithm.report(path, work.received, own, ctx)
-        return message, {**reported, **self.engine.local.optimizer.init_client(zeros)}
+        kept = {**local.optimizer.init_client(zeros), **local.mechanisms.init_client()}
+        return local.mechanisms.encoded_form(message), {**reported, **kept}
 
     def _run(self, shared: Shared, operation: int, groups: Sequence[RoundWork]) -> Iterator[Slot]:
         """Have the workers process each group; yield the slots in order."""
@@ -287,7 +288,7 @@ def _reply_to(request: bytes, make: EngineMaker, shared: Shared) -> bytes:
             return DONE + engine.evaluator.measure(int(items[0])).numpy().tobytes()
         if operation == PROBE:
             for row, message in enumerate(engine.probe(shared.work(items, slot))):
-                slot.gradient[row] = message["gradient"]
+                slot.write_probe(row, message)
         else:
             for row, result in enumerate(engine.train(shared.work(items, slot))):
                 slot.write_result(row, result)

@@ -20,7 +20,7 @@ class Slot:
     state_before: ClientState
     message: Message
     state_after: ClientState
-    gradient: Tensor
+    probe: Message
     steps: Tensor
     loss: Tensor
     buffers: Tensor
@@ -44,6 +44,12 @@ class Slot:
         self.steps[row], self.loss[row] = result.steps, result.loss
         if result.buffers is not None:
             self.buffers[row] = result.buffers
+
+    def write_probe(self, row: int, message: Message) -> None:
+        _write(self.probe, row, message)
+
+    def read_probe(self, row: int) -> Message:
+        return {name: value[row].clone() for name, value in self.probe.items()}
 
     def read_result(self, row: int) -> ClientResult:
         """Return a client's result. Its client state is a view, valid until the next result is requested."""
@@ -72,7 +78,7 @@ class Shared:
         *,
         rows: int,
         slots: int,
-        gradient: Tensor,
+        probe: Message,
         weights: Tensor,
         buffers: Tensor,
     ) -> "Shared":
@@ -81,7 +87,7 @@ class Shared:
         Args:
             result: A message and a client state like those that clients report.
             rows: Clients of a slot.
-            gradient: The gradient of a first phase; empty if there is none.
+            probe: A message of the first phase; empty if there is none.
         """
         message, state = result
 
@@ -90,7 +96,7 @@ class Shared:
                 _rows_like(work.client_states[0], rows),
                 _rows_like(message, rows),
                 _rows_like(state, rows),
-                _shared_like(gradient.expand(rows, -1)),
+                _rows_like(probe, rows),
                 _shared_like(torch.zeros(rows, dtype=torch.int64)),
                 _shared_like(torch.zeros(rows)),
                 _shared_like(buffers.expand(rows, -1)),

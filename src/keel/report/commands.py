@@ -3,7 +3,7 @@
 import shlex
 
 from keel.config.defaults import assignments, user_files
-from keel.config.schema import CUSTOM, NOT_COMPUTED
+from keel.config.schema import CUSTOM, not_computed
 from keel.report.loaded_run import LoadedRun, Table
 
 
@@ -42,7 +42,7 @@ class RerunCommands:
 
     def _assignments(self, table: Table, names: tuple[str, ...]) -> list[str]:
         """Return the fields that are not defaults, but for the algorithm's name and the seed, which are options."""
-        table = {section: value for section, value in table.items() if section not in NOT_COMPUTED}
+        table = {section: value for section, value in table.items() if section not in not_computed(table)}
         key = repr({**table, "seed": None})
         if key not in self._found:
             found = assignments(table, self._near.get(names))

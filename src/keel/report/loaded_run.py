@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from keel.config.schema import CUSTOM, NOT_COMPUTED, engine_identity
-from keel.core.records import COMPLETE, Environment, Record, Summary
+from keel.config.schema import CUSTOM, engine_identity, not_computed
+from keel.core.records import COMPLETE, OFFLINE, Environment, Record, Summary
 from keel.engines import RECORDED
 from keel.errors import KeelError
 from keel.runs import validation
@@ -56,6 +56,8 @@ class History:
     seconds: list[float]
     """The wall-clock time of each round; the last ones may be missing."""
     cohort_sizes: np.ndarray
+    recipients: np.ndarray
+    """The number of clients that received the broadcast, also those that did not answer."""
     cohorts: np.ndarray
     """The clients of all cohorts, one cohort after the other."""
 
@@ -98,7 +100,7 @@ class LoadedRun:
         algorithm or a sampler "custom" if it was passed in Python; the environment says which one it was, except in
         runs of earlier versions.
         """
-        table = {k: v for k, v in self.table.items() if k not in ("seed", *NOT_COMPUTED)}
+        table = {k: v for k, v in self.table.items() if k not in ("seed", *not_computed(self.table))}
         if table["algorithm"]["name"] == CUSTOM and (cls := self.environment.get("algorithm_class")):
             table["algorithm"] = {**table["algorithm"], "class": cls}
         if sampler := self.environment.get("sampler"):
@@ -192,8 +194,14 @@ def _history(file: Path, records: list[Record], seconds: list[float]) -> History
         traffic=np.array(traffic, dtype=np.int64).reshape(-1, 2),
         seconds=seconds[: len(records)],
         cohort_sizes=np.array([len(record["cohort"]) for record in records], dtype=np.int64),
+        recipients=np.array([len(record["cohort"]) + _unanswered(record) for record in records], dtype=np.int64),
         cohorts=np.fromiter(chain.from_iterable(record["cohort"] for record in records), dtype=np.int64),
     )
+
+
+def _unanswered(record: Record) -> int:
+    """Return how many clients received the broadcast and did not answer, or were rejected."""
+    return sum(reason != OFFLINE for reason in record.get("dropped", {}).values())
 
 
 def _columns(records: list[Any]) -> Columns:

@@ -112,11 +112,14 @@ def _round_seconds(run: LoadedRun, network: Network | None) -> list[float]:
     history, measured = run.history, run.history.seconds
     if network is None or not measured:
         return measured
+    modelled = history.column("federation_seconds")
+    if not np.isnan(modelled).any() and make_network(run.table.get("network", {})) == network:
+        return modelled.tolist()
     # the median round has no evaluation in it, nor the start of the workers
     sizes = np.maximum(1, history.cohort_sizes)  # nobody may have answered
     computing = float(np.median(measured)) * _processes(run, int(sizes[0])) / int(sizes[0])
     cohorts = np.split(history.cohorts, np.cumsum(history.cohort_sizes)[:-1])
-    per_client = (history.traffic / sizes[:, None]).tolist()
+    per_client = (history.traffic / np.stack([np.maximum(1, history.recipients), sizes], axis=1)).tolist()
     return [
         network.round_seconds(run.table["seed"], number, cohort.tolist() or [0], down, up, computing)
         for number, (cohort, (down, up)) in enumerate(zip(cohorts, per_client, strict=True), start=1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from keel import engines, registry
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
+from keel.core.availability import Availability, Diurnal
 from keel.core.choices import Layout
 from keel.core.client import LocalConfig, LocalTraining
 from keel.core.devices import cores, find_device, same_kind
@@ -221,7 +222,19 @@ def _loop_settings(spec: Spec) -> LoopSettings:
         server_ram=spec.memory.ram_gb * 1e9,
         state_precision=spec.memory.precision,
         state_keep=spec.memory.keep,
+        availability=make_availability(spec),
     )
+
+
+def make_availability(spec: Spec) -> Availability | None:
+    """Which clients answer, by the spec's `[availability]` table; None if all do."""
+    table = spec.availability
+    if table is None:
+        return None
+    diurnal = None
+    if table.diurnal_rounds is not None:
+        diurnal = Diurnal(table.diurnal_rounds, table.diurnal_least or 0.0, table.diurnal_spread or 0.0)
+    return Availability(spec.seed, table.dropout or 0.0, diurnal, table.deadline, table.step_seconds, spec.network)
 
 
 def stop_rules(spec: Spec) -> StopRules:

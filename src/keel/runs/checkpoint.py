@@ -37,6 +37,7 @@ def save_checkpoint(file: Path, state: TrainingState) -> None:
     tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in saved.arrays.items()}
     tensors |= {f"observed/{name}": tensor for name, tensor in state.observed.items()}
     tensors |= {f"norms/{name}": tensor for name, tensor in state.norms.items()}
+    tensors |= {f"mean/{name}": tensor for name, tensor in state.mean.items()}
     if state.buffers is not None:
         tensors[BUFFERS] = state.buffers
     metadata = {"format": FORMAT, "round": str(state.round), "signature": saved.signature}
@@ -63,6 +64,8 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
             state.observed[name] = tensors[key]
         elif kind == "norms":
             state.norms[name] = tensors[key]
+        elif kind == "mean":
+            state.mean[name] = tensors[key]
         elif kind == "buffers":
             state.buffers = tensors[key]
     state.clients.restore(_saved_rows(tensors, metadata))

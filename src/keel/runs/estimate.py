@@ -1,6 +1,7 @@
 """The estimated cost of a run, from a few clients that train for two rounds."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -12,7 +13,7 @@ from keel.core.devices import single_thread
 from keel.core.records import Record
 from keel.core.sampling import Sampler
 from keel.core.training_state import TrainingState
-from keel.runs.build import Training, build, make_task
+from keel.runs.build import Training, build, make_availability, make_task
 from keel.runs.resources import footprint_of
 
 MEASURED_ROUNDS = 1000
@@ -47,7 +48,8 @@ def estimate(spec: Spec) -> Estimate:
     """Estimate the cost of a run: a few clients train for two rounds, the second is timed, and so is an evaluation."""
     no_evaluation: dict[str, Any] = {"every": 10**9, "last": 1}
     trial = {"rounds": max(3, spec.rounds), "evaluation": spec.evaluation.model_copy(update=no_evaluation)}
-    training = build(spec.model_copy(update=trial), make_task(spec))
+    # all clients answer in the trial, so that its bytes and its time are the most that a round takes
+    training = build(spec.model_copy(update={**trial, "availability": None}), make_task(spec))
     engine, sampler = training.loop.engine, training.loop.sampler
     footprint, cohort = footprint_of(training), sampler.size
     few = cohort if engine.group > 1 else min(cohort, training.workers)  # a batch's time is not linear in its clients
@@ -67,8 +69,11 @@ def estimate(spec: Spec) -> Estimate:
     if spec.network is not None:
         client_seconds = round_seconds * engine.processes(cohort) / cohort
         rounds = range(1, min(spec.rounds, MEASURED_ROUNDS) + 1)
+        modelled = _modelled_seconds(spec, training, sampler)
         federation = (spec.rounds / len(rounds)) * sum(
             spec.network.round_seconds(spec.seed, t, sampler.cohort(t).tolist(), down, up, client_seconds)
+            if modelled is None
+            else modelled(t)
             for t in rounds
         )
     return Estimate(
@@ -80,6 +85,15 @@ def estimate(spec: Spec) -> Estimate:
         + spec.evaluation.count(spec.rounds) * (_evaluation_seconds(training, state) + diagnosis),
         federation,
     )
+
+
+def _modelled_seconds(spec: Spec, training: Training, sampler: Sampler) -> Callable[[int], float] | None:
+    """Return the function that gives a round's duration with the spec's availability; None if it models no time."""
+    loop, availability = training.loop, make_availability(spec)
+    if availability is None or availability.step_seconds is None:
+        return None
+    loop.settings = replace(loop.settings, availability=availability)
+    return lambda t: loop.attendance(t, sampler.cohort(t)).seconds or 0.0
 
 
 def _evaluation_seconds(training: Training, state: TrainingState) -> float:

@@ -37,7 +37,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from keel.config.overrides import flatten
-from keel.config.schema import NOT_COMPUTED, Spec, TrackingSpec, resolved_spec
+from keel.config.schema import Spec, TrackingSpec, not_computed, resolved_spec
 from keel.core.client_state import ClientStates
 from keel.core.records import COMPLETE, Environment, Record, Summary
 from keel.core.selection import BestModel, kept_best
@@ -397,5 +397,5 @@ def _plain(value: Any, key: str) -> Any:
 
 def _changed_fields(table: dict[str, Any], started: dict[str, Any]) -> list[str]:
     """The fields that differ between two specs, without those that do not change a result."""
-    now, before = (flatten({k: v for k, v in each.items() if k not in NOT_COMPUTED}) for each in (table, started))
+    now, before = (flatten({k: v for k, v in each.items() if k not in not_computed(each)}) for each in (table, started))
     return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
