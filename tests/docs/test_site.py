@@ -117,7 +117,7 @@ def test_the_concepts_page_has_its_figures(site: Path) -> None:
 
 
 def test_the_choosing_page_has_the_recorded_results(site: Path) -> None:
-    page = (site / "choosing.md").read_text()
+    page = (site / "choosing.md").read_text().replace("\u00a0", " ")
     assert "| FedHBM | 97.4 ± 0.4 % | 96.6 ± 0.6 % |" in page
 
 
