@@ -141,6 +141,11 @@ def test_there_are_three_notebooks() -> None:
     assert len(NOTEBOOKS) == 3
 
 
+def test_the_model_of_the_federation_has_learned(site: Path) -> None:
+    [accuracy] = re.findall(r"^accuracy ([\d.]+)$", (site / "to-a-federation.md").read_text(), re.MULTILINE)
+    assert float(accuracy) > 0.8
+
+
 def test_links_out_of_the_pages_are_rewritten(links: ModuleType) -> None:
     text = "[a](../README.md) [b](data.md#x) [c](https://a.b/c.md) [d](../results/x.json) [e](../CONTRIBUTING.md#map)"
     expected = "[a](index.md) [b](data.md#x) [c](https://a.b/c.md) [d](../results/x.json) [e](contributing.md#map)"
