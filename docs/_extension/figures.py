@@ -72,7 +72,7 @@ class _Models(keel.Observer):
 
     def round_ended(self, event: Any) -> None:
         theta = event.state.server["theta"]
-        self.steps += [_segment(theta, theta - delta, "a client's local training") for delta in self.deltas]
+        self.steps += [_segment(theta, theta - delta, "local training") for delta in self.deltas]
         self.steps.append(_segment(theta, event.server["theta"], "the server's model"))
 
 
@@ -110,7 +110,7 @@ def drift() -> Figure:
     panels = [title for title, _ in PATHS]
     points = [{"x": x, "y": y, "panel": panel, "point": "a client's optimum"} for x, y in optima for panel in panels]
     points += [{"x": solution[0], "y": solution[1], "panel": panel, "point": "the optimum of all"} for panel in panels]
-    kinds = ["the server's model", "a client's local training"]
+    kinds = ["the server's model", "local training"]
     line = {
         "mark": {"type": "rule", "strokeWidth": 1.6},
         "encoding": {
@@ -185,10 +185,12 @@ def coverage() -> Figure:
         "height": 220,
         "layer": [
             {
+                "data": {"values": [{}]},
                 "mark": {"type": "rule", "strokeDash": [4, 4], "color": INK, "opacity": 0.5},
                 "encoding": {"x": {"datum": 1 / rate}},
             },
             {
+                "data": {"values": [{}]},
                 "mark": {"type": "text", "align": "left", "dx": 6, "text": "tau = 1/C"},
                 "encoding": {"x": {"datum": 1 / rate}, "y": {"datum": 0.08}},
             },

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+NO_BREAK = "\u00a0"
 RESULT = Path(__file__).parents[2] / "results" / "paper" / "ladder.json"
 
 
@@ -26,5 +27,5 @@ def _ended(row: dict) -> bool:
 
 
 def _cell(row: dict, best: float) -> str:
-    text = f"{100 * row['accuracy_mean']:.1f} ± {100 * row['accuracy_std']:.1f} %"
+    text = f"{100 * row['accuracy_mean']:.1f} ± {100 * row['accuracy_std']:.1f} %".replace(" ", NO_BREAK)
     return f"**{text}**" if row["accuracy_mean"] == best else text

@@ -15,6 +15,8 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "THIRD_PARTY.md": "third-party.md",
     "examples/gallery": "examples.md",
     "examples/notebooks": "first-steps.md",
     "examples/notebooks/compare_on_your_data.ipynb": "compare-your-data.md",

@@ -25,7 +25,7 @@ def contents(pattern: str) -> str:
 def unlisted() -> str:
     """Return the table of contents of the pages in docs/ that index.md does not name."""
     folder = ROOT / "docs"
-    named = {"index", *re.findall(r"^([\w-]+)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE)}
+    named = {"index", *re.findall(r"^([\w.-]+)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE)}
     names = sorted({path.stem for path in folder.glob("*.md")} - named)
     return "\n".join(["```{toctree}", ":hidden:", ":caption: More", "", *names, "```"]) if names else ""
 

@@ -1,4 +1,4 @@
-"""The demo, run once in full: what it prints is the table in the README."""
+"""The demo, run once in full: what it prints is the table on the start page."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.cli.calling import call_keel
 from tests.conftest import Called
 
 ROOT = Path(__file__).parents[2]
-README, LADDER = ROOT / "README.md", ROOT / "results/paper/ladder.json"
+PAGE, LADDER = ROOT / "docs/start.md", ROOT / "results/paper/ladder.json"
 METHODS = ["FedAvg", "FedAvgM", "FedCM", "GHBM", "FedHBM"]
 
 
@@ -46,10 +46,10 @@ def table(text: str, separator: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in lines if cells and cells[0] in METHODS and len(cells) == 6}
 
 
-def test_the_demo_prints_the_table_in_the_readme(demo: Demo) -> None:
-    printed, documented = table(demo.called.out, r"\s{2,}"), table(README.read_text(), r"\s*\|\s*")
+def test_the_demo_prints_the_table_on_the_start_page(demo: Demo) -> None:
+    printed, documented = table(demo.called.out, r"\s{2,}"), table(PAGE.read_text(), r"\s*\|\s*")
     assert list(printed) == list(documented) == METHODS
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # the kind of processor that the README names
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # the kind of processor that the page names
         assert printed == documented
         return
     for name, (accuracy, rounds, *_) in printed.items():  # others round differently: by an evaluation at most

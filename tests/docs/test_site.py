@@ -117,7 +117,7 @@ def test_the_concepts_page_has_its_figures(site: Path) -> None:
 
 
 def test_the_choosing_page_has_the_recorded_results(site: Path) -> None:
-    page = (site / "choosing.md").read_text()
+    page = (site / "choosing.md").read_text().replace("\u00a0", " ")
     assert "| FedHBM | 97.4 ± 0.4 % | 96.6 ± 0.6 % |" in page
 
 
@@ -139,6 +139,11 @@ def test_a_notebook_is_stored_without_output_and_shown_with_it(site: Path, path:
 
 def test_there_are_three_notebooks() -> None:
     assert len(NOTEBOOKS) == 3
+
+
+def test_the_model_of_the_federation_has_learned(site: Path) -> None:
+    [accuracy] = re.findall(r"^accuracy ([\d.]+)$", (site / "to-a-federation.md").read_text(), re.MULTILINE)
+    assert float(accuracy) > 0.8
 
 
 def test_links_out_of_the_pages_are_rewritten(links: ModuleType) -> None:
