@@ -30,7 +30,7 @@ def test_it_reports_the_machine_the_extras_and_the_data_sets(keel: Callable[...,
 
 
 def test_every_extra_has_a_purpose() -> None:
-    assert set(installation.EXTRAS) == set(PROJECT["optional-dependencies"]) - {"dev"}
+    assert set(installation.EXTRAS) == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
 
 
 def test_a_missing_and_an_outdated_package_fail(keel: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
