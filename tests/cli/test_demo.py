@@ -84,6 +84,22 @@ def test_the_demo_writes_its_runs_and_its_report(demo: Demo) -> None:
     assert f"Report: {(demo.folder / 'runs/demo/report.html').as_uri()}" in demo.called.out
 
 
+def test_the_demo_ends_with_a_picture(demo: Demo) -> None:
+    lines = demo.called.out.splitlines()
+    [start] = [number for number, line in enumerate(lines) if line.startswith("Accuracy over rounds, from ")]
+    full = {line.split()[0]: line.count("█") for line in lines[start + 1 : start + 6]}
+    assert list(full) == METHODS
+    assert min(full["GHBM"], full["FedHBM"]) > max(full[name] for name in METHODS[:3])
+    [classical, generalised] = [float(line.split()[-1]) for line in lines if re.match(r"last +\d+ round", line)]
+    assert classical > 1.5 * generalised
+
+
+def test_the_report_of_the_demo_shows_the_deviation(demo: Demo) -> None:
+    page = (demo.folder / "runs/demo/report.html").read_text()
+    assert page.index('data-kind="curves"') < page.index('data-kind="deviation"') < page.index("<h3>Results")
+    assert "the last 100 rounds" in page
+
+
 def test_the_demo_prints_its_rows_as_json(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keel.runs.compare.run_all", lambda *_: [])  # all runs have finished
     called = call_keel(demo.folder, "demo", "--json")

@@ -85,6 +85,7 @@ def test_completion_can_be_installed(
     keel: Callable[..., Called], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # tests may run outside any shell
     called = keel("--show-completion", "bash")
     assert "complete -o default -F _keel_completion keel" in called.out
     assert not (tmp_path / ".bashrc").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from keel import make_spec
+from keel.config.network import Network
 from keel.config.overrides import override
 from keel.report.comparison import Comparison, compare
 from keel.report.page import write_charts, write_report
@@ -251,6 +252,62 @@ def test_the_values_of_a_chart_are_available_as_a_table(opened: Callable[..., An
     assert shown == [first.label, "1", *map(percent, (of_round.mean(), of_round.min(), of_round.max()))]
     page.select_option(".what", "loss")
     page.wait_for_selector(".values[open] thead:has-text('test loss')")
+
+
+def test_curves_can_be_smoothed_zoomed_and_shown_for_each_seed(
+    opened: Callable[..., Any], comparison: Comparison
+) -> None:
+    page = opened()
+    assert page.input_value(".smoothing") == "20"  # the rounds of the table
+    assert page.is_checked(".zoom")
+    page.wait_for_selector("[data-drawn=accuracy-over-rounds]")
+    page.click(".values summary >> nth=0")
+    rows, first = page.locator(".values >> nth=0").locator("tbody tr"), comparison.methods[0]
+    last = len(first.rounds) - 1
+
+    def shown_mean(row: int) -> str:
+        return rows.nth(row).locator("td").all_inner_texts()[2]
+
+    mean = first.values.mean(axis=0)
+    for rounds in (5, 50, 1):
+        page.select_option(".smoothing", str(rounds))
+        page.wait_for_function(
+            "([row, text]) => document.querySelectorAll('.values tbody tr')[row].cells[2].textContent === text",
+            arg=[last, percent(mean[-rounds:].mean())],
+        )
+    page.check(".seeds")
+    page.wait_for_function(
+        "count => document.querySelectorAll('.values[open] tbody tr').length === count",
+        arg=sum(method.values.size for method in comparison.methods),
+    )
+    assert shown_mean(last) == percent(first.values[0, -1])
+    for zoomed in (False, True):
+        page.set_checked(".zoom", zoomed)
+        page.check(".log-y")
+    assert drawn(page)["accuracy-over-rounds"] > 5
+
+
+def test_the_privacy_loss_is_shown_where_it_was_recorded(tmp_path: Path) -> None:
+    spec = make_spec({"rounds": 9})
+    folder = RunFolder.create(tmp_path / "a", spec, environment(spec))
+    for t in (1, 2):
+        record = {"round": t, "cohort": [0], "bytes_down": 1, "bytes_up": 1, "accuracy": 0.5, "epsilon": 1.234 * t}
+        folder.append(record, 0.1)
+    write_report(compare(find_runs([tmp_path])), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<h3>Privacy</h3>" in page
+    assert "<td>2.47</td>" in page
+    assert "<h3>Other metrics" not in page
+
+
+@pytest.mark.parametrize(("network", "word"), [(None, "measured"), (Network(), "modelled")])
+def test_wall_clock_time_is_marked_as_measured_or_modelled(tmp_path: Path, network: Network | None, word: str) -> None:
+    write_full_run(tmp_path / "a", rising(20), **algorithm("fedavg"))
+    (part,) = sections(compare(find_runs([tmp_path]), network=network))
+    title = part.charts()["accuracy-over-time"].to_dict(validate=False)["layer"][0]["encoding"]["x"]["title"]
+    assert title.startswith(f"{word} wall-clock time (")
+    write_report(compare(find_runs([tmp_path]), network=network), tmp_path / "report.html")
+    assert f"wall-clock time ({word})" in (tmp_path / "report.html").read_text()
 
 
 def test_a_chart_can_be_saved_from_the_page(opened: Callable[..., Any], tmp_path: Path) -> None:

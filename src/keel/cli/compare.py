@@ -35,6 +35,7 @@ from keel.errors import KeelError
 
 if TYPE_CHECKING:
     from keel.report.comparison import Comparison
+    from keel.report.picture import Deviation
     from keel.report.tables import Sheet
     from keel.runs.folder import RunFolder
 
@@ -50,12 +51,14 @@ def demo(
 
     Example: keel demo
     """
-    from keel.cli.demo import demo_jobs
+    from keel.cli.demo import demo_jobs, deviation_job, measured_deviation
     from keel.report.comparison import compare as compare_runs
+    from keel.report.picture import curves_picture, deviation_picture
     from keel.runs.compare import run_jobs
 
-    comparison = compare_runs(run_jobs(demo_jobs(out, seeds, rounds), quiet), "fedavg", skip_damaged=True)
-    page = _write_page(out, "fedavg", None)
+    *folders, measured = run_jobs([*demo_jobs(out, seeds, rounds), deviation_job(out, rounds)], quiet)
+    comparison, deviation = compare_runs(folders, "fedavg", skip_damaged=True), measured_deviation(measured)
+    page = _write_page(out, "fedavg", None, deviation)
     if as_json:
         print_json(comparison.rows())
         return
@@ -64,6 +67,9 @@ def demo(
     console.print()
     console.print(f"Handwritten digits, 100 clients with one class each, one per round, {seeds} seeds.\n")
     _print_text(comparison, interval=False, cost=False)
+    for picture in (curves_picture(comparison), deviation_picture(deviation)):
+        if picture:
+            console.print("\n".join([*picture, ""]))
     console.print(f"Runs:   {out}", soft_wrap=True)
     console.print(f"Report: {page.absolute().as_uri()}", soft_wrap=True)
 
@@ -282,7 +288,7 @@ def _print_markup(comparison: "Comparison", form: Format | None, interval: bool,
     typer.echo(write(comparison, interval, more))
 
 
-def _write_page(folder: Path, baseline: str | None, target: float | None) -> Path:
+def _write_page(folder: Path, baseline: str | None, target: float | None, deviation: "Deviation | None" = None) -> Path:
     """Write the page on all runs in a folder, including those of earlier commands."""
     from keel.report.comparison import compare as compare_runs
     from keel.report.page import write_report
@@ -290,7 +296,7 @@ def _write_page(folder: Path, baseline: str | None, target: float | None) -> Pat
 
     page = folder / "report.html"
     comparison = compare_runs(find_runs([folder]), baseline, target, skip_damaged=True)
-    _print_problems(comparison, write_report(comparison, page))
+    _print_problems(comparison, write_report(comparison, page, deviation))
     return page
 
 

@@ -86,8 +86,8 @@ ACCURACY = metric("test accuracy", is_fraction=True)
 FINAL = metric("final accuracy", is_fraction=True)
 
 
-def time(unit: str) -> Quantity:
-    return Quantity(f"wall-clock time ({unit})", ",.3~f")
+def time(unit: str, modelled: bool) -> Quantity:
+    return Quantity(f"{'modelled' if modelled else 'measured'} wall-clock time ({unit})", ",.3~f")
 
 
 def lines(

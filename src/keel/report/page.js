@@ -68,11 +68,12 @@ const smoothed = (values, rounds, window) => {
   });
 };
 
-// The vertical range of the last three quarters of the curves.
+// The vertical range of the second half of the curves, with a margin.
 const laterRange = rows => {
   const least = Math.min(...rows.map(row => row.x)), most = Math.max(...rows.map(row => row.x));
-  const later = rows.filter(row => row.x >= least + (most - least) / 4);
-  return [Math.min(...later.map(row => row.low)), Math.max(...later.map(row => row.high))];
+  const later = rows.filter(row => row.x >= (least + most) / 2).map(row => row.mean);
+  const low = Math.min(...later), high = Math.max(...later), margin = (high - low) / 5;
+  return [low - margin, high + margin];
 };
 
 const theme = () => {
@@ -84,7 +85,8 @@ const theme = () => {
             domainColor: colour("--line"), tickColor: colour("--line"), labelFontSize: 12, titleFontSize: 12,
             titleFontWeight: "normal", titlePadding: 10 },
     legend: { labelColor: colour("--soft"), titleColor: colour("--soft"), labelFontSize: 12, titleFontSize: 12,
-              titleFontWeight: "normal", orient: "top", gradientLength: 140, gradientThickness: 10 },
+              titleFontWeight: "normal", orient: "top", gradientLength: 140, gradientThickness: 10, labelLimit: 320,
+              symbolType: "stroke", symbolSize: 400, symbolOpacity: 1, symbolStrokeWidth: 2.5 },
     text: { color: colour("--ink") },
     range: { heatmap: [colour("--cold"), colour("--warm")] },
   };
@@ -239,10 +241,10 @@ class Setting {
       }
       if (this.root.querySelector(".zoom").checked && rows.length) {
         const domain = laterRange(rows);
-        if (domain[0] < domain[1]) {
+        if (domain[0] < domain[1] && (domain[0] > 0 || !logarithmic("y"))) {
           for (const layer of spec.layer) {
             layer.mark = typeof layer.mark === "string" ? { type: layer.mark, clip: true } : { ...layer.mark, clip: true };
-            if (layer.encoding.y?.scale) Object.assign(layer.encoding.y.scale, { domain, nice: true });
+            if (layer.encoding.y?.scale) Object.assign(layer.encoding.y.scale, { domain, nice: false });
           }
         }
       }
@@ -285,7 +287,8 @@ class Setting {
     this.views.get(element)?.finalize();
     this.views.delete(element);
     const config = theme();
-    const legend = element.dataset.kind in this.data.heatmaps ? config.legend : { disable: true };
+    const columns = element.clientWidth < 480 ? 1 : 2;
+    const legend = element.dataset.kind in this.data.heatmaps ? { ...config.legend, columns } : { disable: true };
     const spec = this.specification(element, { ...config, legend });
     if (!spec.datasets.rows.length) {
       element.textContent = "The selected methods have no values for this chart.";

@@ -20,18 +20,26 @@ from keel.report.comparison import Comparison, ranks_of
 from keel.report.drawing import CannotDraw, browser_script, draw
 from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
+from keel.report.picture import Deviation
 from keel.report.recorded import EPSILON
 from keel.report.sections import SHOWN, Rows, Section, sections
 from keel.report.tables import change, client_sheet, final_text, other_sheet
 from keel.runs.files import write_atomic
 from keel.units import duration, size
 
+SMOOTHED = 100
+"""Rounds from which on curves are smoothed initially."""
 STEPS = 100
 """Minimum number of steps of the slider."""
 
 
-def write_report(comparison: Comparison, path: Path) -> str | None:
+def write_report(comparison: Comparison, path: Path, deviation: Deviation | None = None) -> str | None:
     """Write the tables and charts of all settings as one HTML file without external resources.
+
+    Args:
+        comparison: What the page is about.
+        path: The file.
+        deviation: How far momentum is from the direction of all clients, to be shown in the first setting.
 
     Returns:
         Why the page has no charts; None if it has them.
@@ -40,13 +48,19 @@ def write_report(comparison: Comparison, path: Path) -> str | None:
         vega, problem = browser_script(), None
     except CannotDraw as error:
         vega, problem = "", str(error)
-    page = page_html(comparison, vega, problem)
+    page = page_html(comparison, vega, problem, deviation=deviation)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, [page.encode()])  # a full disk must not destroy an earlier page
     return problem
 
 
-def page_html(comparison: Comparison, vega: str, problem: str | None = None, update: str = "") -> str:
+def page_html(
+    comparison: Comparison,
+    vega: str,
+    problem: str | None = None,
+    update: str = "",
+    deviation: Deviation | None = None,
+) -> str:
     """Return the page.
 
     Args:
@@ -54,8 +68,9 @@ def page_html(comparison: Comparison, vega: str, problem: str | None = None, upd
         vega: The script that draws charts in a browser.
         problem: Why there is no such script.
         update: Where the page fetches its next state, if a server answers there.
+        deviation: See `write_report`.
     """
-    parts = sections(comparison)
+    parts = sections(comparison, deviation or {})
     data = [_data(part) for part in parts]
     rows = {id(method): row for method, row in zip(comparison.methods, comparison.rows(), strict=True)}
     tables = [method.table for method in comparison.methods]
@@ -71,7 +86,7 @@ def page_html(comparison: Comparison, vega: str, problem: str | None = None, upd
                 f"{runs} run{'s' * (runs != 1)}",
                 f"{_list(seeds)} seed{'s' * (seeds != {1})}",
                 f"{_list({table['rounds'] for table in tables})} rounds",
-                f"participation rate {_list({100 * table['participation']['rate'] for table in tables})} %",
+                f"participation rate {_list({100 * table['participation']['rate'] for table in tables})}\u00a0%",
             ]
         ),
         sections=[
@@ -166,6 +181,7 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "clients_table": client_sheet(part.methods, part.labels),
         "clients": part.client_statistics and _clients(part.client_statistics),
         "privacy": _privacy(part),
+        "smoothing": _smoothing(part),
         "several_seeds": any("seeds" in curve["series"][part.primary.name] for curve in part.curves),
         "modelled": part.methods[0].modelled,
         "seed": part.cohort_run and part.cohort_run.table["seed"],
@@ -175,6 +191,12 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [", ".join(map(str, sorted(method.seeds))) for method in part.methods],
         "commands": list(zip(part.labels, part.commands, strict=True)),
     }
+
+
+def _smoothing(part: Section) -> int:
+    """Return the rounds over which the page averages curves initially: those of the table, if several are compared."""
+    several = len(part.methods) > 1 and max(method.table["rounds"] for method in part.methods) >= SMOOTHED
+    return max(method.window for method in part.methods) if several else 1
 
 
 def _privacy(part: Section) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ Curves are thinned to what a screen can show; the numbers in the tables are exac
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
 
@@ -20,6 +20,7 @@ from keel.report.label_distribution import picture_labels
 from keel.report.loaded_run import LoadedRun
 from keel.report.loading import varied_fields
 from keel.report.method import Method
+from keel.report.picture import Deviation
 from keel.report.recorded import Series
 
 SHOWN = 8
@@ -50,6 +51,8 @@ class Section:
     """Index of the baseline among the methods."""
     target: float | None
     points: int
+    deviation: Deviation = field(default_factory=dict)
+    """How far momentum is from the direction of all clients, if it is to be shown."""
 
     @property
     def primary(self) -> PrimaryMetric:
@@ -139,7 +142,11 @@ class Section:
         """Return the charts by name: `live` ones for the page, with all methods; others with those shown initially."""
         metric, label = self.primary.name, self.primary.label
         quality = charts.metric(f"test {label.removeprefix('test ')}", self.primary.is_fraction)
-        axes = {"rounds": charts.ROUNDS, "bytes": charts.BYTES, "time": charts.time(self.clock[0])}
+        axes = {
+            "rounds": charts.ROUNDS,
+            "bytes": charts.BYTES,
+            "time": charts.time(self.clock[0], self.methods[0].modelled),
+        }
         labels = [self.labels[index] for index in (self.ranked if live else self.ranked[:SHOWN])]
         single = min(len(curve["rounds"]) for curve in self.curves) < 2
         result: dict[str, alt.Chart | alt.LayerChart] = {}
@@ -153,6 +160,9 @@ class Section:
         for name, quantity in (("drift", charts.DRIFT), ("momentum_angle", charts.ANGLE)):
             if _has_values(self.drift, name):
                 result[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
+        if "deviation" in self.heatmaps:
+            taus = [_tau_label(tau) for tau in self.deviation]
+            result["deviation"] = charts.lines(taus, charts.ROUNDS, charts.DEVIATION, live=live)
         for name, quantity in self.other_quantities.items():
             result[name] = charts.lines(labels, charts.ROUNDS, quantity, single, live=live)
         if any(self.clients):
@@ -206,6 +216,12 @@ class Section:
     def heatmaps(self) -> dict[str, Rows]:
         """The data of the charts that do not depend on the method."""
         result: dict[str, Rows] = {}
+        if any(self.deviation.values()):
+            result["deviation"] = [
+                {"method": _tau_label(tau), "x": x, "mean": value, "low": value, "high": value}
+                for tau, points in self.deviation.items()
+                for x, value in points
+            ]
         if self.cohort_run:
             result["participation"] = _participation(self.cohort_run)
         if self.client_statistics:
@@ -229,17 +245,22 @@ class Section:
         ]
 
 
-def sections(comparison: Comparison) -> list[Section]:
-    """Return a section for each setting of the comparison."""
+def sections(comparison: Comparison, deviation: Deviation | None = None) -> list[Section]:
+    """Return a section for each setting of the comparison; the first one shows the deviation, if there is one."""
     points = max(2, min(POINTS, ALL_POINTS // len(comparison.methods)))
-    result = []
+    result: list[Section] = []
     for setting in comparison.settings:
         methods = [comparison.methods[index] for index in setting.indices]
         base = comparison.baseline_of(methods[0])
         baseline = None if base is None else next(i for i, method in enumerate(methods) if method is base)
         target = comparison.targets[setting.indices[0]]
-        result.append(Section(setting, methods, setting.labels, baseline, target, points))
+        shown = deviation or {} if not result else {}
+        result.append(Section(setting, methods, setting.labels, baseline, target, points, shown))
     return result
+
+
+def _tau_label(tau: int) -> str:
+    return f"τ = {tau}: the last {f'{tau} rounds' if tau > 1 else 'round'}"
 
 
 def _thin(count: int, limit: int) -> np.ndarray:
