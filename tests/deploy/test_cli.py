@@ -153,7 +153,7 @@ def test_every_script_in_the_generated_readme_exists(keel: Keel, tmp_path: Path)
     for script in re.findall(r"\./(\w+\.sh)", text):
         assert (tmp_path / "documented" / script).is_file()
     assert "@" not in text
-    assert "fedhbm" in text
+    assert "localghbm" in text
 
 
 def test_the_scripts_require_tls_and_keys(keel: Keel, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Set up a re
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to create.")],
     sites: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 3,
-    algorithm: Annotated[str, typer.Option(help="Name of the algorithm, see keel algorithms.")] = "fedhbm",
+    algorithm: Annotated[str, typer.Option(help="Name of the algorithm, see keel algorithms.")] = "localghbm",
 ) -> None:
     """Create a new federation: a folder with a Flower app, scripts and a README with every command.
 
