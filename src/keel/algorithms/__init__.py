@@ -99,6 +99,25 @@ def step_vectors(algorithm: Algorithm, theta: "Tensor", sizes: Sequence[int]) ->
     return sum(value.numel() == theta.numel() for value in step_state.values())
 
 
+def gradients_per_step(algorithm: Algorithm, sizes: Sequence[int]) -> int:
+    """The number of gradients that an algorithm evaluates in a local step."""
+    import torch
+
+    theta, ctx, evaluated = torch.zeros(sum(sizes)), _client_context(sizes), []
+    server, state = algorithm.init_server(theta), algorithm.init_client(theta)
+    received = algorithm.broadcast(server, ctx)
+    if algorithm.probes:
+        received = {**received, **algorithm.absorb(server, [Report({"gradient": theta}, 1.0, 1)], ctx)[1]}
+
+    def gradient(point: "Tensor") -> "Tensor":
+        evaluated.append(point)
+        return torch.ones_like(theta)
+
+    known = {**state, **algorithm.init_steps(received, state, ctx)}
+    algorithm.direction(algorithm.start(received, state, ctx), gradient, received, known, ctx)
+    return len(evaluated)
+
+
 def _client_context(sizes: Sequence[int]) -> ClientContext:
     """The context of the single step of one of ten clients."""
     numbers = {"share": 0.1, "period": 10.0, "lr": 0.1, "server_lr": 1.0}

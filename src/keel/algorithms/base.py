@@ -70,6 +70,9 @@ class Algorithm:
     mean_suffices: ClassVar[bool] = False
     """Whether the server needs only the weighted mean of the reports, so that secure aggregation can hide each of
     them. It does not suffice where a client's number of steps enters the mean."""
+    unclippable: ClassVar[str] = ""
+    """Why a report that is clipped in joint norm and noised breaks the rule; empty if it does not. Every tensor of a
+    report counts as dependent on the client's data."""
     own_optimizer: ClassVar[bool] = False
     """Whether the direction is already an optimiser's step, so that the local optimiser has to be plain SGD."""
 

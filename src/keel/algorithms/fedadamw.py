@@ -44,6 +44,7 @@ class FedAdamW(Algorithm):
     title = "FedAdamW"
     paper = "Liu et al., AAAI 2026"
     mean_suffices = True
+    unclippable = "a report has second moments and their weights, whose ratio noise on both would destroy"
     own_optimizer = True
 
     alpha: NonNegative = 0.5

@@ -32,6 +32,7 @@ class FedNova(Algorithm):
     title = "FedNova"
     paper = "Wang et al., NeurIPS 2020"
     mean_suffices = True
+    unclippable = "the norm |a_i| of a report is a number of steps, which clipping would scale with the update"
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 

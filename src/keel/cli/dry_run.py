@@ -42,6 +42,10 @@ def print_estimate(specs: list["Spec"], as_json: bool) -> None:
         figures += [duration(estimate.federation_seconds)] if estimate.federation_seconds is not None else []
         table.add_row(group[0].algorithm.title, *figures)
     print_table(table)
+    for group, estimate in estimates:
+        if estimate.noise is not None:
+            schedule = ", ".join(f"{epsilon:.3g} (round {t})" for t, epsilon in estimate.epsilon)
+            console.print(f"\n{group[0].algorithm.title}: noise multiplier {estimate.noise:.4g}; epsilon {schedule}")
     seconds = sum(len(group) * estimate.seconds for group, estimate in estimates)
     disk = sum(len(group) * estimate.disk for group, estimate in estimates)
     runs = f"{len(specs)} run" + "s" * (len(specs) > 1)

@@ -196,6 +196,10 @@ def _adjust(full: dict[str, Any], given: Mapping[str, Any], defaults: Mapping[st
         full["evaluation"]["last"] = last_rounds(most, rounds)
     if full["participation"].get("sampler") == "weighted" and "weighting" not in given.get("server", {}):
         full["server"]["weighting"] = "uniform"  # the sampling probabilities already weight the clients
+    privacy = full.get("privacy")
+    of_clients = isinstance(privacy, Mapping) and privacy.get("mechanism") != "example"
+    if of_clients and "weighting" not in given.get("server", {}):
+        full["server"]["weighting"] = "uniform"  # so that every client has the same influence
     _adjust_data(full["data"], given.get("data", {}))
 
 

@@ -28,6 +28,7 @@ from keel.core.schedules import Schedule
 from keel.data import catalog
 from keel.data.schemes import SCHEMES_WITH, PartitionScheme, check_fields
 from keel.errors import KeelError, explain, shown, unknown_name
+from keel.privacy.settings import Mean, PrivacySpec, check_mean
 from keel.settings import PathText, check_settings
 
 CUSTOM = "custom"
@@ -198,6 +199,14 @@ class ServerSpec(_Table):
     weighting: Literal["examples", "uniform"] = "examples"
     largest_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     clip: Annotated[Clip | None, BeforeValidator(_checked_clip)] = None
+    mean: Mean | None = None
+    trim: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+
+    @model_validator(mode="after")
+    def _trim_of_trimmed_mean(self) -> "ServerSpec":
+        if self.trim is not None and self.mean != "trimmed_mean":
+            raise ValueError(f"trim = {self.trim:g} requires mean = 'trimmed_mean' (got mean = {self.mean!r})")
+        return self
 
 
 class ParticipationSpec(_Table):
@@ -376,6 +385,7 @@ class Spec(_Table):
     memory: MemorySpec
     network: Network | None = None
     availability: Annotated[AvailabilitySpec | None, BeforeValidator(_none_if_empty)] = None
+    privacy: PrivacySpec | None = None
     tracking: TrackingSpec = TrackingSpec()
 
     @model_validator(mode="after")
@@ -396,6 +406,38 @@ class Spec(_Table):
         if isinstance(self.algorithm, Algorithm) and self.algorithm.pooled:
             raise KeelError(f"availability must be left out for {self.algorithm.name}, which has no clients")
         return self
+
+    @model_validator(mode="after")
+    def _private(self) -> "Spec":
+        if isinstance(self.algorithm, Algorithm) and self.server.mean is not None:
+            check_mean(self.server.mean, self.algorithm)
+        if self.server.mean is not None and self.model.buffers == "average":
+            raise KeelError("server.mean does not apply to buffers: model.buffers must be 'group_norm' or 'local'")
+        if self.privacy is not None:
+            self._check_private(self.privacy)
+        return self
+
+    def _check_private(self, privacy: PrivacySpec) -> None:
+        """Raise a KeelError if other tables contradict the privacy mechanism."""
+        if isinstance(self.algorithm, Algorithm):
+            privacy.check_algorithm(self.algorithm)
+        privacy.check_sampler(self.participation.sampler)
+        field = f"privacy.mechanism = {privacy.mechanism!r}"
+        at_server = privacy.mechanism in ("central", "tree")
+        if at_server and self.availability is not None:
+            raise KeelError(f"{field} has no bound for clients that are not always available; remove [availability]")
+        if privacy.mechanism != "example" and self.server.weighting != "uniform":
+            raise KeelError(f"{field} requires server.weighting = 'uniform' (got {self.server.weighting!r})")
+        if at_server and self.server.clip is not None:
+            raise KeelError(f"{field} clips reports itself (got server.clip = {self.server.clip!r}); remove it")
+        if at_server and self.server.mean is not None:
+            raise KeelError(f"{field} takes the mean itself (got server.mean = {self.server.mean!r}); remove it")
+        if self.model.buffers == "average" or (privacy.mechanism == "example" and self.model.buffers == "local"):
+            raise KeelError(f"{field} does not protect the model's buffers; set model.buffers = 'group_norm'")
+        if privacy.mechanism == "example" and self.engine.name == "cohort":
+            raise KeelError(f"{field} trains one client at a time; engine.name must be 'auto', 'serial' or 'pool'")
+        if privacy.mechanism == "example" and self.local.clip is not None:
+            raise KeelError(f"{field} clips gradients itself (got local.clip = {self.local.clip:g}); remove local.clip")
 
     @property
     def experiment(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The cohort engine runs the same steps for many clients as one batched program, f
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from math import ceil
 from types import EllipsisType
 
@@ -17,7 +18,7 @@ from keel.core.choices import Autocast
 from keel.core.client_state import RESERVED, algorithm_state
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel, Loss
-from keel.core.mechanisms import MECHANISM, Mechanisms, Sender
+from keel.core.mechanisms import MECHANISM, GradientMechanism, Mechanisms, Sender
 from keel.core.optimizers import LocalOptimizer, PlainSGD, Steps
 from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
@@ -86,6 +87,8 @@ class LocalTraining:
     optimizer: LocalOptimizer = field(default_factory=PlainSGD)
     mechanisms: Mechanisms = field(default_factory=Mechanisms)
     """What changes a report before it leaves the client."""
+    gradients: GradientMechanism | None = None
+    """What takes the place of minibatches and their gradients."""
 
     def init_client(self, theta: Tensor) -> ClientState:
         """A client's state before its first round: the algorithm's, the optimiser's if it is kept, the mechanisms'."""
@@ -117,6 +120,9 @@ class LocalTraining:
         return self.mechanisms.encode(to_device(message, CPU), {}, Sender(self.seed, round, client, "probe"))[0]
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
+        if self.gradients is not None:
+            rng = keyed_rng(self.seed, "minibatches", round, client)
+            return self.gradients.minibatches(examples, self.config.count(examples), rng)
         return self.config.minibatches(examples, keyed_rng(self.seed, "minibatches", round, client))
 
     def order(self, examples: int, round: int, client: int) -> np.ndarray:
@@ -224,13 +230,20 @@ def train_client(
     step_state = algorithm.init_steps(received, state, ctx)
     statistics = PathStatistics(w.new_zeros(()), torch.zeros_like(w) if "mean_gradient" in algorithm.observes else None)
 
+    sender, evaluations = Sender(local.seed, ctx.round, client), count()
+
     def step(number: int, inputs: Tensor, targets: Tensor) -> State:
         statistics.begin_step()
 
         def gradient(point: Tensor) -> Tensor:
             # a second gradient of a step has the same dropout as the first
             seed_torch(local.seed, "local", ctx.round, client, number, device=device)
-            loss, result = accumulated(gradient_of, config.microbatch, point, inputs, targets)
+            if local.gradients is None:
+                loss, result = accumulated(gradient_of, config.microbatch, point, inputs, targets)
+            else:
+                loss, result = local.gradients.gradient(
+                    model, local.loss, point, inputs, targets, sender, next(evaluations)
+                )
             return statistics(loss, clip_norm_(result, config.clip))
 
         return local_step(algorithm, optimizer, w, gradient, received, state, step_state, ctx)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from keel.algorithms.base import ClientState, Context, Message, Report
+from keel.core.flat_model import FlatModel, Loss
 from keel.core.randomness import keyed_rng
 
 MECHANISM = "keel.mechanism."
@@ -102,6 +103,18 @@ class Mechanisms:
 
 def _prefix(mechanism: ReportMechanism) -> str:
     return f"{MECHANISM}{mechanism.name}."
+
+
+class GradientMechanism(Protocol):
+    """Replaces the minibatches and the gradients of local training, for privacy of single examples."""
+
+    def minibatches(self, examples: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """The examples of each step; a minibatch may be empty."""
+
+    def gradient(
+        self, model: FlatModel, loss: Loss, point: Tensor, inputs: Tensor, targets: Tensor, sender: Sender, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss and the gradient of a minibatch; `number` distinguishes the gradients of a round."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,10 @@ class Record(TypedDict, total=False):
     """The clients of `dropped` whose norm was far above the median; missing if there are none."""
     federation_seconds: float
     """With `availability.step_seconds`: the modelled duration of the round on the spec's network."""
+    epsilon: float | None
+    """With `[privacy]`: epsilon at `privacy.delta` of all that was released so far; None if it is infinite."""
+    clip_norm: float
+    """With `privacy.quantile`: the clipping norm of the round."""
     train_loss: float | None
     """None if nobody answered."""
     diverged: bool
@@ -175,6 +179,8 @@ class Summary(TypedDict):
     seed: int
     parameters: int
     model_sha256: str
+    epsilon: NotRequired[float | None]
+    """With `[privacy]`: that of the last record."""
     idle_sites: NotRequired[dict[str, str]]
     """In a federation, the sites that contributed nothing in their last rounds, with the reason."""
     outliers: NotRequired[dict[str, dict[str, list[int]]]]

@@ -110,6 +110,31 @@ class Weighted:
         return np.sort(np.fromiter(chosen, dtype=np.int64))
 
 
+@dataclass(frozen=True)
+class Poisson:
+    """Each client takes part with probability expected / clients, independently of the others and of other rounds.
+
+    A cohort may be empty. Privacy accounting is tightest for this sampler.
+    """
+
+    clients: int
+    expected: int
+    seed: int
+    may_be_empty = True
+
+    @property
+    def size(self) -> int:
+        """A size that a cohort exceeds less than once in a billion rounds."""
+        return min(self.clients, ceil(self.expected + 6 * self.expected**0.5 + 6))
+
+    @property
+    def period(self) -> float:
+        return self.clients / self.expected
+
+    def cohort(self, round: int) -> np.ndarray:
+        return np.flatnonzero(keyed_rng(self.seed, "cohort", round).random(self.clients) < self.expected / self.clients)
+
+
 def _uniform(sizes: np.ndarray, size: int, seed: int) -> Sampler:
     return Uniform(len(sizes), size, seed)
 
@@ -122,5 +147,14 @@ def _weighted(sizes: np.ndarray, size: int, seed: int) -> Sampler:
     return Weighted(size, sizes, seed)
 
 
-SAMPLERS: dict[str, Callable[..., Sampler]] = {"uniform": _uniform, "cyclic": _cyclic, "weighted": _weighted}
+def _poisson(sizes: np.ndarray, size: int, seed: int) -> Sampler:
+    return Poisson(len(sizes), size, seed)
+
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "uniform": _uniform,
+    "cyclic": _cyclic,
+    "weighted": _weighted,
+    "poisson": _poisson,
+}
 """The built-in samplers by name."""

@@ -23,6 +23,8 @@ class StopRules:
     """The rounds have taken this much wall-clock time. The only rule that is not deterministic."""
     bytes: float | None = None
     """The server and the clients have sent this many bytes."""
+    private_rounds: int | None = None
+    """The privacy budget allows this many rounds."""
 
 
 class EarlyStopping:
@@ -58,6 +60,8 @@ class EarlyStopping:
         self.bytes += record["bytes_down"] + record["bytes_up"]
         if self.rules.bytes is not None and self.bytes >= self.rules.bytes:
             self._stop(f"the budget of {size(self.rules.bytes)} is used up")
+        if self.rules.private_rounds is not None and record["round"] >= self.rules.private_rounds:
+            self._stop(f"the privacy budget is used up (epsilon {record['epsilon']:.3g})")
         self._count_seconds(seconds)
 
     def count_evaluation(self, record: Record, seconds: float = 0.0) -> None:

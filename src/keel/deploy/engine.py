@@ -1,7 +1,7 @@
 """The engine of a federation: its clients are sites, which it reaches over Flower."""
 
 from collections.abc import Callable, Iterator
-from math import prod
+from math import nan, prod
 from typing import TypeVar
 
 import torch
@@ -94,6 +94,8 @@ class FlowerEngine(EngineDefaults):
             tensors = messages.unpack_reply(content, signature, self.max_norm)
             steps = messages.read_integer(numbers, "steps", 1)
             loss = messages.read_loss(numbers, 1, self.non_negative_loss)
+            if self.spec.privacy is not None and self.spec.privacy.hides_losses:
+                loss = nan  # the site does not disclose it
             if steps != self.steps[site]:
                 raise InvalidReply(f"steps is {steps}; expected {self.steps[site]}")
             if numbers.get("state_lost"):

@@ -38,6 +38,7 @@ from keel.deploy.metrics_file import MetricsFile
 from keel.deploy.reply_limit import announce_reply_size
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
+from keel.deploy.site_noise import gaussian
 from keel.deploy.sites import Sites
 from keel.deploy.versions import installed_versions
 from keel.deploy.watch import MEANINGS, SiteLosses, SiteWatch, idle_sites, many_examples, outliers
@@ -145,6 +146,7 @@ def _run_federation(
         task,
         engine=make_engine,
         sampler=member_sampler(spec, descriptions, sites.members),
+        secret=gaussian,
     )
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})

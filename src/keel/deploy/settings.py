@@ -10,6 +10,7 @@ from keel.config.overrides import put
 from keel.config.schema import CUSTOM, Spec
 from keel.deploy.flower_adapter import log
 from keel.errors import KeelError, explain, unknown_name
+from keel.privacy.settings import PrivacySpec
 
 
 class Federation(BaseModel):
@@ -110,6 +111,16 @@ def _read_federation(table: Mapping[str, Any]) -> Federation:
         raise KeelError(f"federation.{text}") from None
 
 
+def _check_privacy(privacy: PrivacySpec) -> None:
+    if privacy.noise is None:
+        raise KeelError("privacy.noise must be set in a federation: sites do not derive it from privacy.epsilon")
+    if privacy.mechanism == "tree" or privacy.quantile is not None:
+        field = "mechanism = 'tree'" if privacy.mechanism == "tree" else f"quantile = {privacy.quantile:g}"
+        raise KeelError(
+            f"privacy.{field} is not supported in a federation: its noise would follow from the seed, which sites know"
+        )
+
+
 def _read_spec(table: dict[str, Any], sites: int) -> Spec:
     for section in "data", "model":
         if "name" in table.get(section, {}):
@@ -121,7 +132,13 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
     table["participation"] = {"rate": 1.0, **table.get("participation", {})}
-    table["server"] = {**bounds(sites), **table.get("server", {})}
+    bounded = bounds(sites)
+    if isinstance(privacy := table.get("privacy"), Mapping) and privacy.get("mechanism", "central") in (
+        "central",
+        "tree",
+    ):
+        del bounded["clip"]  # the private mean clips
+    table["server"] = {**bounded, **table.get("server", {})}
     for field in table.get("engine", {}):
         if field != "device":
             raise KeelError(
@@ -132,6 +149,8 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
     spec = make_spec(table)
     if spec.algorithm.pooled:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")
+    if spec.privacy is not None:
+        _check_privacy(spec.privacy)
     if spec.evaluation.on == "validation":
         raise KeelError("evaluation.on must be 'test' in a federation (got 'validation')")
     if unsupported := sorted(set(spec.evaluation.metrics or ()) - {"accuracy", "test_loss"}):

@@ -31,13 +31,14 @@ from keel.deploy.request_fields import origin_of, read_integer, read_table, read
 from keel.deploy.site_answer import answer_message
 from keel.deploy.site_data import Loader, Model, check_labels, has_test_examples, initial_model, site_dataset
 from keel.deploy.site_errors import coded
-from keel.deploy.site_noise import SiteProtection, unclippable
+from keel.deploy.site_noise import SiteProtection, gaussian, unclippable
 from keel.deploy.site_policy import APP, Policy
 from keel.deploy.site_secrets import count_report, data_fingerprint
 from keel.deploy.site_state import SiteState
 from keel.deploy.state_folder import state_folder
 from keel.deploy.versions import check_server_version, installed_versions
 from keel.errors import KeelError
+from keel.privacy.plan import with_client_part
 from keel.runs.build import local_training, make_task
 
 app_parts: "WeakKeyDictionary[ClientApp, tuple[Model, Loader, Loss | None]]" = WeakKeyDictionary()
@@ -118,7 +119,11 @@ class Site:
     @property
     def local(self) -> LocalTraining:
         """The local training of the spec, with the clipping and the noise of the site's policy."""
-        local = local_training(self.spec, self.task)
+        local, privacy = local_training(self.spec, self.task), self.spec.privacy
+        if privacy is not None:
+            if privacy.noise is None:
+                raise KeelError("privacy.noise of the request must be set: a site does not derive it")
+            local = with_client_part(local, privacy, privacy.noise, gaussian)
         if self.policy is None or self.policy.clip_norm is None:
             return local
         protection = SiteProtection(self.policy.clip_norm, self.policy.noise)
@@ -209,7 +214,9 @@ class Site:
             with coded("state"):
                 self.state.save(ctx.round, new_state, last_round)
         state_lost = bool(last_round and new_state and saved is None)
-        numbers = {"steps": result.steps, "loss": float(result.loss), "state_lost": int(state_lost)}
+        hidden = self.spec.privacy is not None and self.spec.privacy.hides_losses
+        loss = 0.0 if hidden else float(result.loss)
+        numbers = {"steps": result.steps, "loss": loss, "state_lost": int(state_lost)}
         return self._reply(report, numbers)
 
     def evaluate(self, content: RecordDict) -> RecordDict:

@@ -43,6 +43,8 @@ def model_error(task: Task, local: LocalTraining) -> str | None:
     """Return why the model or the loss cannot run on stacked clients; None if they can."""
     if task.moving:
         return f"training changes the buffer {task.moving[0]}"
+    if local.gradients is not None:
+        return "privacy of single examples draws minibatches of random sizes"
     if has_hooks(task.module):
         return "the model has hooks"
     if task.data.train.variable:

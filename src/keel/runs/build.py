@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from keel import engines, registry
+from keel.algorithms import gradients_per_step
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
 from keel.core.availability import Availability, Diurnal
 from keel.core.choices import Layout
@@ -17,8 +18,9 @@ from keel.core.devices import cores, find_device, same_kind
 from keel.core.diagnostics import Deviation, Drift
 from keel.core.engine import Engine, Workload
 from keel.core.examples import FederatedData, Partition
-from keel.core.flat_model import Loss
+from keel.core.flat_model import FlatModel, Loss
 from keel.core.loop import Loop, LoopSettings
+from keel.core.mechanisms import ServerMean
 from keel.core.observers import Observer
 from keel.core.optimizer_trial import MakeOptimizer
 from keel.core.records import PrimaryMetric
@@ -32,6 +34,8 @@ from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
+from keel.privacy.clipping import Draw
+from keel.privacy.plan import PrivacyObserver, PrivacyPlan, robust_mean, with_client_part
 from keel.runs.held_out import hold_out_clients, hold_out_validation
 from keel.runs.initial_model import initial_module
 from keel.runs.losses import find_loss
@@ -54,6 +58,7 @@ class Training:
     loop: Loop
     workers: int
     device: torch.device
+    privacy: PrivacyPlan | None = None
 
 
 def build(
@@ -64,6 +69,7 @@ def build(
     engine: EngineFactory | None = None,
     sampler: Sampler | None = None,
     optimizer: MakeOptimizer | None = None,
+    secret: Draw | None = None,
 ) -> Training:
     """The training that `spec` describes, on a task that was made for it.
 
@@ -72,6 +78,7 @@ def build(
         engine: Makes the engine, instead of the one that the spec names.
         sampler: Instead of the one that the spec names.
         optimizer: Makes the local optimiser, instead of the one that the spec names.
+        secret: Draws the server's noise where clients know the seed.
     """
     if spec.algorithm.personalised and spec.evaluation.clients is None:
         log.warning(
@@ -85,26 +92,61 @@ def build(
     try:
         device = find_device(spec.engine.where) if cluster is None else torch.device(spec.engine.where)
         devices = same_kind(device) if cluster is None and not in_ray_worker() else (device,)
+        sampler = sampler or make_sampler(spec, task.data.partition)
+        privacy = privacy_plan(spec, task, sampler)
+        local = local_training(spec, task, optimizer)
         workload = Workload(
             task,
-            local_training(spec, task, optimizer),
+            local if privacy is None else with_client_part(local, privacy.settings, privacy.noise),
             spec.model.buffers == "local",
             spec.engine.compile,
             device,
             devices if len(devices) > 1 else (),
         )
         count = requested or (cores() if cluster is None else cluster.slots())
-        sampler = sampler or make_sampler(spec, task.data.partition)
         if engine is None:
             chosen = engines.make_engine(spec.engine.name, workload, count, cluster)
         else:
             chosen = engines.make_user_engine("engine", engine, workload, count)
-        loop = Loop(task, workload.local, sampler, chosen, _loop_settings(spec), _observers(spec, task))
+        observers = [*_observers(spec, task), *([] if privacy is None else [PrivacyObserver(privacy)])]
+        mean = _server_mean(spec, privacy, secret)
+        loop = Loop(task, workload.local, sampler, chosen, _loop_settings(spec), observers, mean)
     except BaseException:  # a cluster that was joined has to be left
         if cluster is not None:
             cluster.leave()
         raise
-    return Training(spec, loop, count, device)
+    return Training(spec, loop, count, device, privacy)
+
+
+def privacy_plan(spec: Spec, task: Task, sampler: Sampler) -> PrivacyPlan | None:
+    """The privacy of a run; None if it has none."""
+    if spec.privacy is None:
+        return None
+    sizes, config = task.data.partition.sizes.tolist(), local_config(spec.local)
+    if spec.privacy.mechanism == "example" and task.moving:
+        raise KeelError(
+            f"privacy.mechanism = 'example' requires a model that does not mix examples (training changes the buffer "
+            f"{task.moving[0]}); set model.buffers = 'group_norm'"
+        )
+    plan = PrivacyPlan(
+        spec.privacy,
+        sampler,
+        spec.participation.sampler,
+        spec.rounds,
+        spec.local.batch,
+        [config.count(size) for size in sizes],
+        sizes,
+        gradients_per_step(spec.algorithm, FlatModel(task.module).sizes),
+    )
+    if plan.allowed_rounds < spec.rounds:
+        log.info("the privacy budget allows %d of %d rounds", plan.allowed_rounds, spec.rounds)
+    return plan
+
+
+def _server_mean(spec: Spec, privacy: PrivacyPlan | None, secret: Draw | None) -> ServerMean | None:
+    if spec.server.mean is not None:
+        return robust_mean(spec.server.mean, spec.server.trim)
+    return None if privacy is None else privacy.mean(secret)
 
 
 def make_task(
@@ -237,12 +279,18 @@ def make_availability(spec: Spec) -> Availability | None:
     return Availability(spec.seed, table.dropout or 0.0, diurnal, table.deadline, table.step_seconds, spec.network)
 
 
-def stop_rules(spec: Spec) -> StopRules:
-    """The rules of the spec's `[stop]` table."""
+def stop_rules(training: Training) -> StopRules:
+    """The rules of the spec's `[stop]` table, and its privacy budget."""
+    spec, privacy = training.spec, training.privacy
+    private = None
+    if privacy is not None and privacy.allowed_rounds < spec.rounds:
+        private = privacy.allowed_rounds
     if spec.stop is None:
-        return StopRules()
+        return StopRules(private_rounds=private)
     fields = spec.stop.model_dump(exclude={"gigabytes"}, exclude_none=True)
-    return StopRules(**fields, bytes=None if spec.stop.gigabytes is None else spec.stop.gigabytes * 1e9)
+    return StopRules(
+        **fields, bytes=None if spec.stop.gigabytes is None else spec.stop.gigabytes * 1e9, private_rounds=private
+    )
 
 
 def _observers(spec: Spec, task: Task) -> list[Observer]:

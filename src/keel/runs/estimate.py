@@ -31,6 +31,10 @@ class Estimate:
     """Wall-clock time on this machine."""
     federation_seconds: float | None
     """Wall-clock time in a real federation, if the spec has a network."""
+    noise: float | None = None
+    """The noise multiplier of the spec's privacy mechanism."""
+    epsilon: tuple[tuple[int, float], ...] = ()
+    """Epsilon after some of the rounds."""
 
 
 class _FirstClients:
@@ -39,6 +43,7 @@ class _FirstClients:
     def __init__(self, sampler: Sampler, size: int):
         self.sampler, self.size = sampler, size
         self.clients, self.period = sampler.clients, sampler.period
+        self.may_be_empty = getattr(sampler, "may_be_empty", False)
 
     def cohort(self, round: int) -> np.ndarray:
         return self.sampler.cohort(round)[: self.size]
@@ -84,6 +89,8 @@ def estimate(spec: Spec) -> Estimate:
         spec.rounds * round_seconds
         + spec.evaluation.count(spec.rounds) * (_evaluation_seconds(training, state) + diagnosis),
         federation,
+        None if training.privacy is None else training.privacy.noise,
+        () if training.privacy is None else tuple(training.privacy.schedule()),
     )
 
 

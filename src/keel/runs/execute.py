@@ -69,7 +69,7 @@ def execute(
     loop, remote = training.loop, training.loop.engine.remote
     advice = "start the same flwr run again" if remote else f"keel resume {quote(str(folder.path))}"
     recorder = Recorder(folder, state, remote, advice)
-    stopping = EarlyStopping(stop_rules(training.spec), loop.task.primary, folder.records(), folder.seconds())
+    stopping = EarlyStopping(stop_rules(training), loop.task.primary, folder.records(), folder.seconds())
     try:
         with (
             nullcontext(threading.Event()) if remote else interruptible() as interrupted,
@@ -102,7 +102,7 @@ def summarize(
     last = _last(records, spec.evaluation.last, status)
     evaluated = next((r for r in reversed(records) if "test_loss" in r), Record())
     best = kept_best(state.observed)
-    return {
+    summary: Summary = {
         "status": status,
         "stop_reason": stop_reason if status == "stopped" else None,
         "rounds": state.round,
@@ -124,6 +124,9 @@ def summarize(
         "parameters": training.loop.parameters,
         "model_sha256": fingerprint(state.server["theta"], state.buffers),
     }
+    if training.privacy is not None:
+        summary["epsilon"] = records[-1].get("epsilon") if records else 0.0
+    return summary
 
 
 def _last(records: list[Record], most: int, status: str) -> list[Record]:

@@ -1,0 +1,202 @@
+"""Privacy and robust means in whole runs: what is refused, the account, equal bits, budgets, the report of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import keel
+from keel.algorithms import REGISTRY, algorithm_class
+from keel.config.defaults import completed, make_spec
+from keel.errors import KeelError
+from keel.runs.build import build, make_task
+from keel.runs.run import resume
+
+PRIVATE = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
+BASE = {
+    "rounds": 2,
+    "data": {"clients": 20},
+    "participation": {"rate": 0.2, "sampler": "poisson"},
+    "local": {"steps": 2},
+    "evaluation": {"every": 10, "last": 1},
+    "engine": {"name": "serial"},
+}
+CYCLIC = {"participation": {"rate": 0.2, "sampler": "cyclic"}}
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "central": {"privacy": PRIVATE},
+    "adaptive": {"privacy": {**PRIVATE, "quantile": 0.5, "bit_noise": 2.0}},
+    "local": {"privacy": {**PRIVATE, "mechanism": "local"}},
+    "tree": {"privacy": {**PRIVATE, "mechanism": "tree"}, **CYCLIC},
+    "example": {"privacy": {**PRIVATE, "mechanism": "example"}},
+    "median": {"server": {"mean": "median"}},
+    "trimmed_mean": {"server": {"mean": "trimmed_mean"}},
+    "geometric_median": {"server": {"mean": "geometric_median"}},
+}
+REFUSED = {
+    "pooled": {"centralized"},
+    "first phase": {"mime", "mimemom"},
+    "each report": {"fedcm", "ghbm_theory", "scaffold_m", "mofedsam"},
+    "unclippable": {"fednova", "fedadamw"},
+}
+
+
+def refused(mechanism: str, algorithm: str) -> bool:
+    groups = {"pooled", "first phase"}
+    if mechanism in ("central", "adaptive", "tree"):
+        groups |= {"each report", "unclippable"}
+    elif mechanism == "local":
+        groups |= {"unclippable"}
+    elif mechanism != "example":
+        groups |= {"each report"}
+    elif algorithm == "mimelitemom":
+        return True
+    return any(algorithm in REFUSED[group] for group in groups)
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return make_task(make_spec({**BASE, "algorithm": {"name": "fedavg"}, "model": {"name": "mlp", "hidden": [4]}}))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_algorithm_runs_or_is_refused_with_a_reason(mechanism: str, task: Any) -> None:
+    for name in REGISTRY:
+        table = {**BASE, "algorithm": {"name": name}, "model": {"name": "mlp", "hidden": [4]}, **MECHANISMS[mechanism]}
+        if refused(mechanism, name):
+            with pytest.raises(KeelError, match=f"{name}[: ]|{name} pools"):
+                make_spec(table)
+            continue
+        loop, records = build(make_spec(table), task).loop, []
+        loop.run(loop.start(), [lambda record, state, seconds, records=records: records.append(record)])
+        assert len(records) == 2, name
+        assert not records[-1].get("diverged"), name
+        if "privacy" in MECHANISMS[mechanism]:
+            assert 0 < records[0]["epsilon"] <= records[1]["epsilon"]
+
+
+def trained(engine: str, algorithm: str = "ghbm", **more: Any) -> torch.Tensor:
+    spec = make_spec({**BASE, "algorithm": {"name": algorithm}, "engine": {"name": engine, "workers": 2}, **more})
+    loop = build(spec, make_task(spec)).loop
+    state = loop.start()
+    loop.run(state)
+    return state.server["theta"]
+
+
+@pytest.mark.parametrize("mechanism", ["central", "adaptive", "local", "tree", "example", "geometric_median"])
+def test_engines_have_equal_bits(mechanism: str) -> None:
+    serial = trained("serial", **MECHANISMS[mechanism])
+    assert torch.equal(serial, trained("pool", **MECHANISMS[mechanism]))
+    if mechanism != "example":
+        assert torch.allclose(serial, trained("cohort", **MECHANISMS[mechanism]), atol=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["adaptive", "tree"])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(mechanism: str, tmp_path: Path) -> None:
+    table = {**BASE, "rounds": 4, "algorithm": {"name": "fedavgm"}, **MECHANISMS[mechanism]}
+    whole = keel.run(table, out=tmp_path / "whole")
+    stopped: list[int] = []
+
+    def interrupt(record: Any, state: Any, seconds: float) -> None:
+        stopped.append(record["round"])
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        keel.run(table, out=tmp_path / "parts", hooks=[interrupt])
+    again = resume(tmp_path / "parts")
+    assert again.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert again.summary["epsilon"] == whole.summary["epsilon"] == whole.records[-1]["epsilon"]
+
+
+def test_noise_and_epsilon_are_a_budget_that_ends_the_run() -> None:
+    spend = keel.run({**BASE, "rounds": 4, "privacy": PRIVATE}).records
+    budget = {**PRIVATE, "epsilon": (spend[1]["epsilon"] + spend[2]["epsilon"]) / 2}
+    run = keel.run({**BASE, "rounds": 4, "privacy": budget})
+    assert run.summary["status"] == "stopped"
+    assert run.summary["rounds"] == 2
+    assert "privacy budget" in str(run.summary["stop_reason"])
+    assert run.summary["epsilon"] <= budget["epsilon"]
+    with pytest.raises(KeelError, match=r"privacy\.epsilon = 0\.001 is used up in the first round"):
+        keel.run({**BASE, "privacy": {**PRIVATE, "epsilon": 0.001}})
+
+
+def test_epsilon_alone_sets_the_noise() -> None:
+    run = keel.run({**BASE, "privacy": {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5}})
+    assert run.summary["status"] == "finished"
+    assert 2.97 < run.records[-1]["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"privacy": {"clip": 1.0, "delta": 1e-5}}, "noise or epsilon must be set"),
+        ({"privacy": PRIVATE, "participation": {"sampler": "weighted"}}, "participation.sampler = 'poisson'"),
+        ({"privacy": {**PRIVATE, "mechanism": "tree"}}, "requires participation.sampler = 'cyclic'"),
+        ({"privacy": {**PRIVATE, "accountant": "pld"}, "participation": {"sampler": "uniform"}}, "no bound"),
+        ({"privacy": {**PRIVATE, "mechanism": "tree", "accountant": "pld"}, **CYCLIC}, "does not support"),
+        ({"privacy": PRIVATE, "server": {"weighting": "examples"}}, "requires server.weighting = 'uniform'"),
+        ({"privacy": PRIVATE, "server": {"clip": "adaptive"}}, "clips reports itself"),
+        ({"privacy": PRIVATE, "server": {"mean": "median"}}, "takes the mean itself"),
+        ({"privacy": PRIVATE, "model": {"buffers": "average"}}, "does not protect the model's buffers"),
+        ({"privacy": {**PRIVATE, "quantile": 0.5, "mechanism": "local"}}, "quantile requires mechanism"),
+        ({"privacy": {**PRIVATE, "clip_lr": 0.1}}, "clip_lr requires quantile"),
+        ({"privacy": {**PRIVATE, "mechanism": "example"}, "engine": {"name": "cohort"}}, "one client at a time"),
+        ({"privacy": {**PRIVATE, "mechanism": "example"}, "local": {"steps": 2, "clip": 1.0}}, "remove local.clip"),
+        ({"server": {"trim": 0.1}}, "requires mean = 'trimmed_mean'"),
+        ({"server": {"mean": "median"}, "model": {"buffers": "average"}}, "does not apply to buffers"),
+    ],
+)
+def test_contradictions_are_refused_before_pytorch_is_needed(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(KeelError) as error:
+        completed({**BASE, "algorithm": {"name": "fedavg"}, **more})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_quantile_must_have_enough_noise_of_its_own() -> None:
+    with pytest.raises(KeelError, match=r"privacy\.bit_noise"):
+        keel.run({**BASE, "privacy": {**PRIVATE, "quantile": 0.5}})
+
+
+@pytest.mark.parametrize("name", ["ghbm", "fedavgm", "fedadam", "fedacg"])
+def test_momentum_is_a_function_of_released_means_and_costs_nothing(name: str) -> None:
+    """Two federations with the same released means have the same models and messages, whatever the reports were."""
+    algorithm = algorithm_class(name)()
+    theta = torch.linspace(-1, 1, 6)
+    from keel.algorithms.base import Context, Report
+
+    sent: list[list[torch.Tensor]] = []
+    for split in (0.0, 7.0):  # other reports with the same mean
+        server, messages = algorithm.init_server(theta), []
+        for t in range(1, 6):
+            ctx = Context(t, 4, 2, 0.5, 2.0, 0.1, 1.0, sizes=(6,))
+            messages += [*algorithm.broadcast(server, ctx).values()]
+            mean = torch.cos(torch.arange(6.0) + t)
+            reports = [Report({"delta": mean + sign * split}, 0.5, 3) for sign in (1, -1)]
+            server = algorithm.aggregate(server, iter(reports), ctx)
+        sent.append(messages)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*sent, strict=True))
+
+
+def test_poisson_cohorts_have_the_declared_rate_and_may_be_empty() -> None:
+    import numpy as np
+
+    from keel.core.sampling import Poisson
+
+    sampler = Poisson(50, 2, seed=0)
+    counts = np.bincount(np.concatenate([sampler.cohort(t) for t in range(1, 2001)]), minlength=50)
+    assert counts.mean() == pytest.approx(80, rel=0.05)
+    sizes = [len(sampler.cohort(t)) for t in range(1, 2001)]
+    assert 0 in sizes
+    assert np.var(sizes) == pytest.approx(50 * 0.04 * 0.96, rel=0.15)
+    assert max(sizes) <= sampler.size
+
+
+def test_dry_run_prints_the_schedule_of_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+    from keel.cli.dry_run import print_estimate
+
+    print_estimate([make_spec({**BASE, "rounds": 3, "privacy": PRIVATE})], as_json=False)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "noise multiplier 1; epsilon" in printed
+    assert "(round 3)" in printed

@@ -1,0 +1,245 @@
+"""Accuracy against epsilon at alpha = 0, and poisoned clients against robust means.
+
+    python tools/study_privacy.py epsilon     trains on MNIST (KEEL_DATA), writes results/privacy_epsilon.json
+    python tools/study_privacy.py poisoning   trains on the digits, writes results/privacy_poisoning.json
+    python tools/study_privacy.py report      writes the tables of docs/privacy.md and the plot
+
+An interrupted study continues: a run that the file has is not made again.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from keel.config.defaults import make_spec
+from keel.core.client import ClientResult
+from keel.core.engine import RoundWork
+from keel.core.task import Task
+from keel.runs.build import build, make_task
+
+ROOT = Path(__file__).parents[1]
+EPSILON, POISONING = ROOT / "results/privacy_epsilon.json", ROOT / "results/privacy_poisoning.json"
+PAGE, PLOT = ROOT / "docs/privacy.md", ROOT / "docs/images/privacy_epsilon.svg"
+BEGIN, END = "<!-- {} -->", "<!-- end -->"
+
+ALGORITHMS = {"fedavg": "FedAvg", "fedavgm": "FedAvgM", "scaffold": "SCAFFOLD", "ghbm": "GHBM", "fedhbm": "FedHBM"}
+EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
+TUNED = 2.0
+CLIPS, RATES, TUNING_SEED, SEEDS = (0.1, 0.3), (0.1, 0.4), 100, range(3)
+CLIENTS, COHORT, ROUNDS, LAST, DELTA = 2000, 100, 60, 3, 1e-5
+
+ATTACKS = ("none", "labels flipped", "negated", "times -10")
+MEANS = ("mean", "clip", "median", "trimmed_mean", "geometric_median")
+SITES = ((3, 1, "iid"), (20, 4, "iid"), (20, 4, "alpha = 0"))
+"""Clients, malicious clients, partition."""
+
+
+def epsilon_study() -> None:
+    """Tune the clipping norm and the learning rate of each method at TUNED, then train with other seeds."""
+    done = _read(EPSILON)
+    for seed in (TUNING_SEED, *SEEDS):
+        task: list[Task] = []
+        for epsilon in (TUNED,) if seed == TUNING_SEED else EPSILONS:
+            for algorithm in ALGORITHMS:
+                points = [(clip, lr) for clip in CLIPS for lr in RATES]
+                for clip, lr in points if seed == TUNING_SEED else [best_point(done, algorithm)]:
+                    key = f"{algorithm} {epsilon} {clip:g} {lr:g} {seed}"
+                    if key not in done:
+                        done[key] = _train_private(task, algorithm, epsilon, clip, lr, seed)
+                        print(key, done[key], flush=True)
+                        _write(EPSILON, done)
+
+
+def best_point(done: dict[str, float], algorithm: str) -> tuple[float, float]:
+    """The clipping norm and the learning rate with the best accuracy on held-out examples."""
+    tuned = {k: v for k, v in done.items() if k.startswith(f"{algorithm} ") and k.endswith(f" {TUNING_SEED}")}
+    _, _, clip, lr, _ = max(tuned, key=lambda key: tuned[key]).split()
+    return float(clip), float(lr)
+
+
+def _train_private(made: list[Task], algorithm: str, epsilon: float | None, clip: float, lr: float, seed: int) -> float:
+    privacy = {} if epsilon is None else {"privacy": {"clip": clip, "epsilon": epsilon, "delta": DELTA}}
+    on = "validation" if seed == TUNING_SEED else "test"
+    spec = make_spec(
+        {
+            "seed": seed,
+            "rounds": ROUNDS,
+            "algorithm": {"name": algorithm},
+            "data": {"name": "mnist", "clients": CLIENTS, "alpha": 0.0},
+            "model": {"name": "linear"},
+            "local": {"epochs": 1, "batch": 15, "lr": lr, "weight_decay": 0.0},
+            "server": {"weighting": "uniform"},
+            "participation": {"rate": COHORT / CLIENTS, "sampler": "poisson"},
+            "evaluation": {"every": ROUNDS, "last": LAST, "on": on},
+            "engine": {"name": "cohort", "workers": 1},
+            **privacy,
+        }
+    )
+    if not made:
+        made.append(make_task(spec))
+    (task,) = made
+    records = _run(spec, task)
+    return round(fmean(record["accuracy"] for record in records if "accuracy" in record), 5)
+
+
+def poisoning_study() -> None:
+    """Train with malicious clients: every mean, attack, partition and seed."""
+    done = _read(POISONING)
+    for clients, malicious, partition in SITES:
+        for attack in ATTACKS:
+            for mean in MEANS:
+                for seed in range(5 if clients == 3 else 3):
+                    key = f"{clients} | {partition} | {attack} | {mean} | {seed}"
+                    if key not in done:
+                        done[key] = _train_poisoned(clients, malicious, partition, attack, mean, seed)
+                        print(key, done[key], flush=True)
+                        _write(POISONING, done)
+
+
+def _train_poisoned(clients: int, malicious: int, partition: str, attack: str, mean: str, seed: int) -> float:
+    server = {} if mean == "mean" else {"clip": "adaptive"} if mean == "clip" else {"mean": mean}
+    spec = make_spec(
+        {
+            "seed": seed,
+            "rounds": 15 if clients == 3 else 40,
+            "algorithm": {"name": "fedavg"},
+            "data": {"clients": clients, **({"partition": "iid"} if partition == "iid" else {"alpha": 0.0})},
+            "server": {"weighting": "uniform", **server},
+            "participation": {"rate": 1.0},
+            "evaluation": {"every": 100, "last": 3},
+            "engine": {"name": "cohort", "workers": 1},
+        }
+    )
+    task = make_task(spec)
+    bad = set(range(0, clients, clients // malicious)[:malicious])
+    if attack == "labels flipped":
+        targets = task.data.train.targets.clone()
+        for client in bad:
+            rows = torch.from_numpy(task.data.partition[client].astype("int64"))
+            targets[rows] = task.data.classes - 1 - targets[rows]
+        task = replace(task, data=replace(task.data, train=replace(task.data.train, targets=targets)))
+    factor = {"negated": -1.0, "times -10": -10.0}.get(attack)
+    records = _run(spec, task, set() if factor is None else bad, factor or 1.0)
+    if records[-1].get("diverged"):
+        return 0.0
+    return round(fmean(record["accuracy"] for record in records if "accuracy" in record), 5)
+
+
+def _run(spec: Any, task: Task, bad: set[int] = frozenset(), factor: float = 1.0) -> list[Any]:  # type: ignore[assignment]
+    """The records of a run in which the reports of some clients are multiplied by a factor."""
+    loop, records = build(spec, task).loop, []
+    honest = loop.engine.train
+
+    def train(work: RoundWork) -> Iterator[ClientResult]:
+        for client, result in zip(work.cohort.tolist(), honest(work), strict=True):
+            if client in bad:
+                message = {name: factor * value for name, value in result.message.items()}
+                result = replace(result, message=message)
+            yield result
+
+    if bad:
+        loop.engine.train = train  # type: ignore[method-assign]
+    loop.run(loop.start(), [lambda record, state, seconds: records.append(record)])
+    return records
+
+
+def report() -> None:
+    """Write the tables into the page, and the plot."""
+    page = PAGE.read_text(encoding="utf-8")
+    done, poisoned = _read(EPSILON), _read(POISONING)
+    page = _with(page, "epsilon", _epsilon_table(done))
+    page = _with(page, "poisoning", _poisoning_table(poisoned))
+    PAGE.write_text(page, encoding="utf-8")
+    _plot(done)
+
+
+def _epsilon_rows(done: dict[str, float]) -> Iterator[tuple[str, float | None, list[float], float, float]]:
+    for algorithm in ALGORITHMS:
+        for epsilon in EPSILONS:
+            clip, lr = best_point(done, algorithm)
+            keys = [f"{algorithm} {epsilon} {clip:g} {lr:g} {seed}" for seed in SEEDS]
+            yield algorithm, epsilon, [100 * done[key] for key in keys if key in done], clip, lr
+
+
+def _epsilon_table(done: dict[str, float]) -> list[str]:
+    cells = {(algorithm, epsilon): values for algorithm, epsilon, values, _, _ in _epsilon_rows(done)}
+    lines = [
+        "| method | " + " | ".join("none" if e is None else f"epsilon = {e:g}" for e in EPSILONS) + " |",
+        "|---" * (len(EPSILONS) + 1) + "|",
+    ]
+    for algorithm, title in ALGORITHMS.items():
+        row = [_spread(cells[algorithm, e]) for e in EPSILONS]
+        lines.append(f"| {title} | " + " | ".join(row) + " |")
+    return lines
+
+
+def _spread(values: list[float]) -> str:
+    """The mean and the standard deviation, or how many seeds there are if there are fewer than two."""
+    if len(values) > 1:
+        return f"{fmean(values):.1f} ± {stdev(values):.1f}"
+    return f"{values[0]:.1f} (one seed)" if values else "not run"
+
+
+def _poisoning_table(done: dict[str, float]) -> list[str]:
+    titles = ["mean", '`clip = "adaptive"`', "median", "trimmed mean", "geometric median"]
+    lines = ["| clients | data | attack | " + " | ".join(titles) + " |", "|---" * (3 + len(MEANS)) + "|"]
+    for clients, malicious, partition in SITES:
+        for attack in ATTACKS:
+            means = [
+                [100 * v for k, v in done.items() if k.startswith(f"{clients} | {partition} | {attack} | {mean} |")]
+                for mean in MEANS
+            ]
+            if not all(means):  # not all of them have run
+                continue
+            row = [f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in means]
+            label = partition if partition != "iid" else "IID"
+            lines.append(f"| {malicious} of {clients} | {label} | {attack} | " + " | ".join(row) + " |")
+    return lines
+
+
+def _plot(done: dict[str, float]) -> None:
+    import altair as alt
+
+    rows = [
+        {"method": ALGORITHMS[algorithm], "epsilon": epsilon, "accuracy": fmean(values)}
+        for algorithm, epsilon, values, _, _ in _epsilon_rows(done)
+        if epsilon is not None and values
+    ]
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epsilon:Q", scale=alt.Scale(type="log", base=2), title="epsilon (delta = 1e-5)"),
+            y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False), title="test accuracy, %"),
+            color=alt.Color("method:N", sort=[*ALGORITHMS.values()]),
+        )
+        .properties(width=420, height=260)
+    )
+    PLOT.parent.mkdir(exist_ok=True)
+    chart.save(str(PLOT))
+
+
+def _with(page: str, name: str, lines: Sequence[str]) -> str:
+    """The page with another content between two marks."""
+    begin = BEGIN.format(name)
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + begin, "", *lines, "", END + after])
+
+
+def _read(file: Path) -> dict[str, float]:
+    return json.loads(file.read_text("utf-8")) if file.exists() else {}
+
+
+def _write(file: Path, content: dict[str, float]) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    {"epsilon": epsilon_study, "poisoning": poisoning_study, "report": report}[sys.argv[1]]()
