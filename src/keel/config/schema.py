@@ -20,6 +20,7 @@ from pydantic import (
 from keel import algorithms, engines, models, registry
 from keel.algorithms import Algorithm, make_algorithm
 from keel.config.availability import AvailabilitySpec
+from keel.config.compression import CompressionSpec
 from keel.config.network import Network
 from keel.core.choices import Autocast, BufferPolicy, Clip, Layout, Precision
 from keel.core.optimizer_names import OptimizerState, check_optimizer
@@ -384,6 +385,7 @@ class Spec(_Table):
     engine: EngineSpec
     memory: MemorySpec
     network: Network | None = None
+    compression: Annotated[CompressionSpec | None, BeforeValidator(_none_if_empty)] = None
     availability: Annotated[AvailabilitySpec | None, BeforeValidator(_none_if_empty)] = None
     privacy: PrivacySpec | None = None
     tracking: TrackingSpec = TrackingSpec()
@@ -392,6 +394,12 @@ class Spec(_Table):
     def _one_optimizer(self) -> "Spec":
         if isinstance(self.algorithm, Algorithm):
             self.algorithm.check_local(self.local.optimizer, self.local.settings)
+        return self
+
+    @model_validator(mode="after")
+    def _compressible(self) -> "Spec":
+        if self.compression is not None and isinstance(self.algorithm, Algorithm) and self.algorithm.pooled:
+            raise KeelError(f"compression must be left out for {self.algorithm.name}, which sends nothing")
         return self
 
     @model_validator(mode="after")

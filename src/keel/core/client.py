@@ -18,7 +18,7 @@ from keel.core.choices import Autocast
 from keel.core.client_state import RESERVED, algorithm_state
 from keel.core.examples import ClientExamples
 from keel.core.flat_model import FlatModel, Loss
-from keel.core.mechanisms import MECHANISM, GradientMechanism, Mechanisms, Sender
+from keel.core.mechanisms import MECHANISM, BroadcastMechanism, GradientMechanism, Mechanisms, Sender
 from keel.core.optimizers import LocalOptimizer, PlainSGD, Steps
 from keel.core.randomness import keyed_rng
 from keel.core.replay import LocalGradient
@@ -89,6 +89,8 @@ class LocalTraining:
     """What changes a report before it leaves the client."""
     gradients: GradientMechanism | None = None
     """What takes the place of minibatches and their gradients."""
+    downlink: BroadcastMechanism | None = None
+    """What changes a broadcast before it leaves the server; None if it is sent as it is."""
 
     def init_client(self, theta: Tensor) -> ClientState:
         """A client's state before its first round: the algorithm's, the optimiser's if it is kept, the mechanisms'."""
@@ -118,6 +120,13 @@ class LocalTraining:
         if not self.mechanisms:
             return message
         return self.mechanisms.encode(to_device(message, CPU), {}, Sender(self.seed, round, client, "probe"))[0]
+
+    def encoded_forms(self, down: list[Message], up: list[Message]) -> tuple[list[Message], list[Message]]:
+        """The form in which the messages of a round travel, down and up. The last message up is the report."""
+        *probes, report = up
+        encoded = [*(self.mechanisms.encoded_form(probe, "probe") for probe in probes)]
+        encoded.append(self.mechanisms.encoded_form(report))
+        return down if self.downlink is None else [self.downlink.encoded_form(each) for each in down], encoded
 
     def minibatches(self, examples: int, round: int, client: int) -> list[np.ndarray]:
         if self.gradients is not None:

@@ -229,10 +229,19 @@ class Loop:
         if self.algorithm.probes and "theta" not in received:
             raise KeelError(f"{type(self.algorithm).__name__} sets probes = True, so broadcast() must send 'theta'")
         averaged = None if self.settings.local_buffers else state.buffers
-        _sent(received if averaged is None else {**received, BUFFERS: averaged}, cohort, observers)
+        sent, received = self._encoded(received, t)
+        _sent(sent if averaged is None else {**sent, BUFFERS: averaged}, cohort, observers)
         answering = _without_clients(cohort, attendance.failed)
         states, buffers = self.client_inputs(answering, state)
         return RoundWork(answering, received, states, ctx, buffers), attendance
+
+    def _encoded(self, message: Message, round: int) -> tuple[Message, Message]:
+        """A message to the cohort as it travels, and as the engine takes it: sites decode it themselves."""
+        downlink = self.local.downlink
+        if downlink is None:
+            return message, message
+        sent = downlink.encode(message, self.settings.seed, round)
+        return sent, sent if self.engine.remote else downlink.decode(sent, message)
 
     def attendance(self, t: int, cohort: np.ndarray) -> Attendance:
         """Who of a cohort answers in round t."""
@@ -248,6 +257,7 @@ class Loop:
         """The bytes that a client receives in a round, and that it sends."""
         with keyed_torch_rng(self.settings.seed, "trial"):
             messages = messages_of(self.algorithm, self.initial, self.participation.sizes)
+        messages = self.local.encoded_forms(*messages)
         averaged = None if self.settings.local_buffers else self.initial_buffers
         buffers = 0 if averaged is None else averaged.numel() * averaged.element_size()
         down, up = (sum(map(size_in_bytes, of_one)) + buffers for of_one in messages)
@@ -284,7 +294,8 @@ class Loop:
         weights = self.participation.weights(work.cohort)
         reports = (Report(message, weight, steps=0) for message, weight in zip(messages, weights, strict=True))
         server, message = self.algorithm.absorb(server, reports, work.ctx)
-        _sent(message, work.cohort, observers)
+        sent, message = self._encoded(message, work.ctx.round)
+        _sent(sent, work.cohort, observers)
         return replace(work, received={**work.received, **message}), server
 
     def _replies(

@@ -101,6 +101,19 @@ class Mechanisms:
         return Mechanisms((*self.each[:place], mechanism, *self.each[place:]))
 
 
+class BroadcastMechanism(Protocol):
+    """A pure function on the server's message before it is sent to a cohort, and its inverse at the clients."""
+
+    def encode(self, message: Message, seed: int, round: int) -> Message:
+        """The message as it travels."""
+
+    def decode(self, message: Message, example: Message) -> Message:
+        """The tensors of `example` that the message has, as the algorithm reads them."""
+
+    def encoded_form(self, message: Message) -> Message:
+        """A message in the form in which one like `message` travels."""
+
+
 def _prefix(mechanism: ReportMechanism) -> str:
     return f"{MECHANISM}{mechanism.name}."
 

@@ -16,6 +16,7 @@ from keel.core.client_state import Signature, signature_of
 from keel.core.engine import EngineDefaults
 from keel.core.evaluation import Evaluator
 from keel.core.flat_model import FlatModel
+from keel.core.mechanisms import Sender
 from keel.core.task import default_loss
 from keel.core.training_state import BUFFERS
 from keel.deploy import messages
@@ -53,7 +54,8 @@ class FlowerEngine(EngineDefaults):
         model = FlatModel(task.module, task.moving)
         theta = torch.zeros_like(model.weights)
         _, uploads = messages_of(spec.algorithm, theta, model.sizes)
-        encoded = workload.local.mechanisms.encoded_form
+        self.mechanisms, self.seed = workload.local.mechanisms, spec.seed
+        encoded = self.mechanisms.encoded_form
         self.probe_signature = signature_of(encoded(uploads[0], "probe") if spec.algorithm.probes else {})
         self.report_signature = signature_of(encoded(uploads[-1]))
         self.buffer_signature: Signature = {}
@@ -77,7 +79,7 @@ class FlowerEngine(EngineDefaults):
 
         def read(site: int, content: RecordDict) -> Message:
             messages.reply_numbers(content, work.ctx.round, self.training)
-            return messages.unpack_reply(content, self.probe_signature, self.max_norm)
+            return self._unpack(content, self.probe_signature, Sender(self.seed, work.ctx.round, site, "probe"))
 
         bounds = ReplyBounds.of(self.probe_signature)
         return iter(self._collect("train.probe", work, tensors, read, bounds).values())
@@ -91,7 +93,7 @@ class FlowerEngine(EngineDefaults):
 
         def read(site: int, content: RecordDict) -> ClientResult:
             numbers = messages.reply_numbers(content, work.ctx.round, self.training)
-            tensors = messages.unpack_reply(content, signature, self.max_norm)
+            tensors = self._unpack(content, signature, Sender(self.seed, work.ctx.round, site))
             steps = messages.read_integer(numbers, "steps", 1)
             loss = messages.read_loss(numbers, 1, self.non_negative_loss)
             if self.spec.privacy is not None and self.spec.privacy.hides_losses:
@@ -131,6 +133,20 @@ class FlowerEngine(EngineDefaults):
 
     def close(self) -> None:
         pass
+
+    def _unpack(self, content: RecordDict, signature: Signature, sender: Sender) -> Message:
+        """Return the tensors of a reply, as they travel, after checking them and what they decode to."""
+        if not self.mechanisms:
+            return messages.unpack_reply(content, signature, self.max_norm)
+        tensors = messages.unpack_reply(content, signature)
+        encoded = {name: value for name, value in tensors.items() if name != BUFFERS}
+        buffers = {name: value for name, value in tensors.items() if name == BUFFERS}
+        try:
+            decoded = self.mechanisms.decode(encoded, sender)
+        except KeelError as error:
+            raise InvalidReply(str(error)) from None
+        messages.check_norms({**decoded, **buffers}, self.max_norm)
+        return tensors
 
     def _read_measurement(self, site: int, content: RecordDict) -> Tensor:
         numbers = messages.reply_numbers(content, self._round, self.training)

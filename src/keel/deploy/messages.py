@@ -57,13 +57,18 @@ def unpack_reply(content: RecordDict, expected: Signature, max_norm: float | Non
     if not isinstance(record, ArrayRecord) or set(record) != set(expected):
         raise InvalidReply(f"has tensors {sorted(record)}; expected {sorted(expected)}")
     tensors = {name: _to_tensor(name, record[name], *expected[name]) for name in expected}
+    check_norms(tensors, max_norm)
+    return tensors
+
+
+def check_norms(tensors: Message, max_norm: float | None) -> None:
+    """Raise InvalidReply if the norm of a tensor is not finite or above `max_norm`."""
     for name, tensor in tensors.items():
         norm = float(torch.linalg.vector_norm(tensor.float()))
         if not isfinite(norm):
             raise InvalidReply(f"{name} or its norm is not finite")
         if max_norm is not None and norm > max_norm:
             raise InvalidReply(f"{name} has norm {norm:g}, above federation.max_norm = {max_norm:g}")
-    return tensors
 
 
 @dataclass(frozen=True)

@@ -254,10 +254,14 @@ class Site:
 
     def _tensors(self, content: RecordDict, required: Iterable[str]) -> dict[str, Tensor]:
         """Return the tensors of a request: the required ones, and others that the algorithm or the model has."""
-        known = {name: tensor for download in self._downloads for name, tensor in download.items()}
+        downlink = local_training(self.spec, self.task).downlink
+        whole = {name: tensor for download in self._downloads for name, tensor in download.items()}
+        known = dict(whole) if downlink is None else {**whole, **downlink.encoded_form(whole)}
         if (buffers := self.flat_model.buffers()) is not None:
             known[BUFFERS] = buffers
         tensors = messages.unpack_request(content, signature_of(known))
+        if downlink is not None:
+            tensors |= downlink.decode(tensors, whole)
         if missing := sorted(set(required) - tensors.keys()):
             raise KeelError(f"the request has no tensor {missing[0]!r}")
         return tensors

@@ -36,6 +36,7 @@ from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
 from keel.privacy.clipping import Draw
 from keel.privacy.plan import PrivacyObserver, PrivacyPlan, robust_mean, with_client_part
+from keel.runs.compression import compression_of
 from keel.runs.held_out import hold_out_clients, hold_out_validation
 from keel.runs.initial_model import initial_module
 from keel.runs.losses import find_loss
@@ -215,6 +216,7 @@ def load_data(spec: Spec) -> FederatedData:
 
 def local_training(spec: Spec, task: Task, optimizer: MakeOptimizer | None = None) -> LocalTraining:
     """What a client of the run does, wherever it trains."""
+    mechanisms, downlink = compression_of(spec, task)
     return LocalTraining(
         spec.algorithm,
         task.loss,
@@ -223,6 +225,8 @@ def local_training(spec: Spec, task: Task, optimizer: MakeOptimizer | None = Non
         task.data.transform,
         task.data.chunk_size,
         make_optimizer(spec.local, task.module, optimizer),
+        mechanisms=mechanisms,
+        downlink=downlink,
     )
 
 

@@ -1,0 +1,1 @@
+"""Compression of messages between client and server. It knows nothing of algorithms, engines or specs."""
