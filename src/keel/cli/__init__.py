@@ -75,7 +75,7 @@ def main() -> None:
 def _status() -> int:
     """Run the command, and return its exit code."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="keel", standalone_mode=False)
     except (KeelError, USAGE_ERROR) as error:
         log.debug("the command failed", exc_info=error)
         message = usage_message(error) or str(error)
