@@ -5,6 +5,8 @@ exception leaves the validators, nothing is unpickled, and what is accepted is f
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -16,11 +18,22 @@ SIDES = {train: 60, evaluate: 60, describe: 60, strategy: 40, mod: 30, answers: 
 """What handles a message, and how often it is drawn; a site that answers is slow, because it trains."""
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep Flower's logger, which logs every refusal, silent."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def check(seed: int, folder: Path) -> str | None:
-    logging.getLogger("flwr").setLevel(logging.CRITICAL + 1)  # every refusal is logged
     rng = Random(seed)
     [side] = rng.choices(list(SIDES), list(SIDES.values()))
-    with watched(folder) as violations:
+    with silent(), watched(folder) as violations:
         problem = side(folder, rng, lambda content: damaged_content(rng, content))
     problem = problem or next(iter(violations), None)
     return None if problem is None else f"{side.__name__}: {problem}"
