@@ -37,7 +37,7 @@ CASES = [
     ("run --model mpl", "unknown model.name 'mpl'; did you mean 'mlp'? known: char_lstm, cnn, lenet, "),
     ("run --engine seral", "unknown engine.name 'seral'; did you mean 'serial'? known: auto, cohort, pool, ray, "),
     ("run --set participation.sampler=cycle", "unknown participation.sampler 'cycle'; did you mean 'cyclic'? "),
-    ("run --set locl.lr=1", "unknown spec field 'locl'; did you mean 'local'? known: algorithm, data, "),
+    ("run --set locl.lr=1", "unknown spec field 'locl'; did you mean 'local'? known: algorithm, "),
     (
         "run --set server.rl=1",
         "unknown server field 'rl'; known: clip, decay, largest_weight, lr, ",
