@@ -29,17 +29,13 @@ def campaign(
     from keel.cli.terminal import console, errors
     from keel.paper.campaign import next_steps, plan_campaign, run_campaign
     from keel.paper.recipes import check_scale, find_recipe
-    from keel.paper.reported import Reported, copy_searches
+    from keel.paper.reported import Reported
     from keel.runs.resources import check_output_folder
 
     for name in names or []:
         check_scale(find_recipe(name), scale.value)
     check_output_folder(out)
-    reported = None
-    if results is not None:
-        reported = Reported(results)
-        if not dry_run:
-            copy_searches(results, out)
+    reported = None if results is None else Reported(results)
     steps = plan_campaign(out, scale.value, names or [], reported)
 
     def report(line: str) -> None:

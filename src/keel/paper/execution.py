@@ -42,7 +42,7 @@ def plan_runs(part: Part, index: RunIndex, seeds: int | None = None) -> PlannedR
     specs, points, searches = {}, {}, {}
     for method in part.methods:
         if part.trials is not None:
-            searches[method] = Search(part, method, index.path)
+            searches[method] = Search(part, method, index.path, index.reported.searches if index.reported else None)
             point = searches[method].best()
             if point is not None:
                 points[method] = point

@@ -10,9 +10,7 @@ from keel.config.schema import Spec
 from keel.paper.probe import is_older
 from keel.paper.results import fields_of, seed_values
 from keel.paper.run_index import spec_fields
-
-SEARCHES = "searches"
-"""The folder of the scores of searches, in the folder of results and in that of runs."""
+from keel.paper.trials import SEARCHES
 
 
 class Reported:
@@ -20,6 +18,7 @@ class Reported:
 
     def __init__(self, folder: Path):
         results = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
+        self.searches = folder / SEARCHES
         self.seeds: dict[str, set[int]] = {}
         for part in (part for result in results for part in result.get("parts", [])):
             for row in part["rows"]:

@@ -16,7 +16,9 @@ ADDED_TO_SERVER = {"largest_weight": ServerSpec.model_fields["largest_weight"].d
 
 
 class Results(Protocol):
-    """Stored results of runs."""
+    """Stored results of runs and searches."""
+
+    searches: Path
 
     def has(self, spec: Spec) -> bool: ...
 

@@ -26,11 +26,17 @@ from keel.runs.parallel import Job
 from keel.runs.run import find_run
 from keel.runs.search_space import Point, name_of
 
+SEARCHES = "searches"
+"""The folder of the scores of searches, in the folder of results and in that of runs."""
+
 
 class Search:
-    """The search for the hyper-parameters of one method in one part of a recipe."""
+    """The search for the hyper-parameters of one method in one part of a recipe.
 
-    def __init__(self, part: Part, method: str, out: Path):
+    It continues from the scores below `out`, or from those in the folder `stored` if these are more.
+    """
+
+    def __init__(self, part: Part, method: str, out: Path, stored: Path | None = None):
         lattice = part.lattice(method)
         assert lattice is not None
         assert part.trials is not None
@@ -40,8 +46,9 @@ class Search:
         fields = [_without(self.first, lattice.axes), sorted(lattice.axes)]
         digest = sha256(json.dumps(fields, sort_keys=True).encode())
         name = f"{self.first.label.rpartition('-seed')[0]}-{digest.hexdigest()[:8]}"
-        self.file, self.folder = out / "searches" / f"{name}.json", out / "trials" / name
-        self.ended: list[dict[str, Any]] = json.loads(self.file.read_text("utf-8")) if self.file.exists() else []
+        self.file, self.folder = out / SEARCHES / f"{name}.json", out / "trials" / name
+        files = [self.file] if stored is None else [self.file, stored / self.file.name]
+        self.ended: list[dict[str, Any]] = max(map(_read, files), key=len)
 
     def missing(self) -> list[Job]:
         """Return the runs to make next; none if the search has ended."""
@@ -117,6 +124,10 @@ def remove_older(job: Job) -> None:
             find_run(job.spec, job.path)
         except KeelError:
             shutil.rmtree(job.path)
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text("utf-8")) if file.exists() else []
 
 
 def _lines(trials: list[dict[str, Any]]) -> str:
