@@ -426,7 +426,8 @@ def test_actors_that_never_start_end_the_run_in_one_line(actors: SharedActors, m
 def test_ctrl_c_saves_and_ends_ray_and_resume_gives_the_same_bits(
     shared_ray: None, keel: Command, tmp_path: Path
 ) -> None:
-    run = ["run", "--engine", "ray", "--rounds", "12", "--set", "engine.workers=1"]
+    # so many rounds that the run has not ended when the signal arrives, on a busy machine too
+    run = ["run", "--engine", "ray", "--rounds", "80", "--set", "engine.workers=1"]
     lines = tmp_path / "ray" / "metrics.jsonl"
     # this starts a second Ray on the machine
     command = [sys.executable, "-m", "keel", *run, "--out", "ray"]
