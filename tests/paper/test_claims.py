@@ -277,6 +277,20 @@ def test_the_ladder_table_marks_the_best_and_what_is_level_with_it() -> None:
     assert sheet.rows[names.index("scaffold")][3] == "not run"
 
 
+def test_of_equally_many_results_more_tasks_are_ranked() -> None:
+    """Four methods on three tasks and three methods on four tasks are twelve results each."""
+    four = [part(name, methods(fedavg=0.5, fedcm=0.6, fedacg=0.7, fedhbm=0.8)) for name in ("a", "b", "c")]
+    three = part("d", methods(fedavg=0.5, fedcm=0.4, fedhbm=0.6))
+    [sheet] = make_view(ladder(*four, three)["ladder"]).sheets
+    assert sheet.columns[-1] == "mean rank (4 tasks)"
+    assert {cells[0]: cells[-1] for cells in sheet.rows} == {
+        "fedavg": "2.8",
+        "fedcm": "2.2",
+        "fedacg": "-",
+        "fedhbm": "1.0",
+    }
+
+
 def test_the_ladder_figure_has_ranks_and_differences() -> None:
     figure = make_view(ladder_result()).figure
     assert figure is not None

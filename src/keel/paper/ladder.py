@@ -18,11 +18,19 @@ def task_scores(part: Row) -> dict[str, float]:
 
 
 def rank_ladder(result: Result) -> Ranking | None:
-    """Rank methods over tasks that have all of them: of the possible selections, the one with the most results."""
+    """Rank methods over tasks that have all of them.
+
+    Of the possible selections, the one with the most results; of equals, the one with the most tasks.
+    """
     tasks = [scores for part in result["parts"] if (scores := task_scores(part))]
     selections = [(names, [scores for scores in tasks if names.keys() <= scores.keys()]) for names in tasks]
-    names, complete = max(selections, key=lambda each: len(each[0]) * len(each[1]), default=({}, []))
+    names, complete = max(selections, key=_extent, default=({}, []))
     return rank_methods([{name: scores[name] for name in names} for scores in complete])
+
+
+def _extent(selection: tuple[dict[str, float], list[dict[str, float]]]) -> tuple[int, int]:
+    names, tasks = selection
+    return len(names) * len(tasks), len(tasks)
 
 
 def level_with_best(part: Row) -> dict[str, bool]:
