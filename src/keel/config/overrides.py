@@ -82,7 +82,7 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     for name in tables:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise KeelError(f"{key}: {name} is a field, not a table")
+            raise KeelError(f"{shown(key)}: {shown(name)} is a field, not a table")
     table[field] = value
 
 
