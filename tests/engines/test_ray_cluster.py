@@ -207,12 +207,13 @@ def _sleep(actor: Any) -> None:
     time.sleep(600)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379", "\x1b[2J"])
 def test_an_address_without_ray_is_one_line(address: str, keel: Callable[..., Called], tmp_path: Path) -> None:
     called = keel("run", "--engine", "ray", "--address", address, "--out", "run", "--quiet")
     assert called.code == 2, called.err
-    assert called.err.startswith(f"keel: engine.address: no Ray at '{address}' (")
+    assert called.err.startswith(f"keel: engine.address: no Ray at {address!r} (")
     assert called.err.count("\n") == 1
+    assert called.err.strip().isprintable()
     assert not (tmp_path / "run").exists()
 
 

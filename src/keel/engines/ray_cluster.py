@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from keel.engines.ray_watch import RayWatch
-from keel.errors import KeelError
+from keel.errors import KeelError, printable
 
 LOCAL = "local"
 SILENT = {
@@ -171,7 +171,7 @@ class Cluster:
 def one_line(error: BaseException) -> str:
     """Return the last line of an error of Ray's; the lines before it are process ids and addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return printable(lines[-1]) if lines else type(error).__name__
 
 
 def _raylets_here(ray: ModuleType) -> list[str]:
