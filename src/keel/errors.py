@@ -28,8 +28,8 @@ SHOWN = 150
 
 
 def shown(value: object) -> str:
-    """The value as Python writes it, shown where it is long."""
-    text = repr(value)
+    """The value as Python writes it, in one line and shortened where it is long."""
+    text = repr(value).replace("\n", " ")
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

@@ -54,6 +54,11 @@ def test_a_value_that_no_spec_can_have_is_refused_in_one_short_line(table: dict[
     assert len(str(caught.value)) < 400
 
 
+def test_a_spec_that_does_not_end_is_refused() -> None:
+    with pytest.raises(KeelError, match="'/dev/zero' must have at most 10000000 characters"):
+        read_spec(Path("/dev/zero"))
+
+
 def test_a_name_that_cannot_be_printed_is_escaped_in_an_error() -> None:
     with pytest.raises(KeelError) as caught:
         override({}, ["network=1", "network.\0up_mbps=2"])
