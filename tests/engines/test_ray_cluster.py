@@ -217,6 +217,15 @@ def test_an_address_without_ray_is_one_line(address: str, keel: Callable[..., Ca
     assert not (tmp_path / "run").exists()
 
 
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(KeelError, match=r"no Ray at 'local' \(The current node timed out during startup\.\); use"):
+        Cluster("local").slots()
+
+
 def test_a_missing_ray_is_one_line_that_names_the_extra(
     keel: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

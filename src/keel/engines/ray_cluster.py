@@ -148,7 +148,7 @@ class Cluster:
         try:
             with _signal_handlers_kept(), _on_loopback() if self.is_local else nullcontext():
                 ray.init(self.address, log_to_driver=False, logging_level="critical", namespace="keel", **options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except Exception as error:  # Ray raises plain ones, as when it starts too slowly on a busy machine
             raise self._unreachable(one_line(error)) from error
         _watches.extend(RayWatch(raylet, ray.get_runtime_context().gcs_address) for raylet in _raylets_here(ray))
 

@@ -275,10 +275,10 @@ class RunFolder:
 
     def _check_end(self, file: Path, summary: Summary) -> None:
         """Raise a DamagedFile unless a log ends as it did when the summary was written."""
-        *lines, rest = content(file).split(b"\n")
+        lines, _, rest = content(file).rpartition(b"\n")
         if rest:
             raise damaged(file, "it has bytes after its last line")
-        last = seal_of(lines[-1]) if lines else ""
+        last = seal_of(lines.rpartition(b"\n")[2])
         if file == self.metrics and summary.get("record_crc32", last) != last:
             raise damaged(file, f"its last record is not that of {self.summary_file.name}")
 
