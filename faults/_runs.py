@@ -13,9 +13,10 @@ ROUNDS = 6
 ALGORITHMS = ("fedavg", "fedhbm", "ghbm", "scaffold")
 
 
-def spec(algorithm: str) -> dict[str, Any]:
+def spec(algorithm: str, seed: int = 0) -> dict[str, Any]:
     """A run of well under a second."""
     return {
+        "seed": seed,
         "algorithm": {"name": algorithm},
         "data": {"name": "digits", "clients": 10, "alpha": 0},
         "model": {"name": "linear"},
@@ -28,10 +29,10 @@ def spec(algorithm: str) -> dict[str, Any]:
 
 
 @cache
-def finished(algorithm: str) -> Path:
+def finished(algorithm: str, seed: int = 0) -> Path:
     """The folder of an undisturbed run."""
     folder = Path(mkdtemp(prefix="keel-finished-")) / "run"
-    keel.run(spec(algorithm), out=folder)
+    keel.run(spec(algorithm, seed), out=folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Damaged run folders: a changed, lost or added byte is found, and no run continues from it to another result."""
+"""Damaged run folders: a changed, lost or added byte, or a file of another run, is found and changes no result."""
 
 from pathlib import Path
 from random import Random
@@ -10,7 +10,7 @@ from keel.runs.folder import RunFolder
 from keel.runs.repair import repair
 from keel.runs.verify import damages
 
-KINDS = ("flip", "overwrite", "lose", "insert", "truncate", "zero", "delete")
+KINDS = ("flip", "overwrite", "lose", "insert", "truncate", "zero", "append", "other", "delete")
 
 
 def check(seed: int, folder: Path) -> str | None:
@@ -19,7 +19,9 @@ def check(seed: int, folder: Path) -> str | None:
     ended = random.random() < 0.5
     run = copy((finished if ended else interrupted)(algorithm), folder)
     file = random.choice(sorted(file for file in run.path.rglob("*") if file.is_file()))
-    what = f"{algorithm}, {'finished' if ended else 'interrupted'}, {_damage(file, random)} of {file.name}"
+    what = (
+        f"{algorithm}, {'finished' if ended else 'interrupted'}, {_damage(run, file, algorithm, random)} of {file.name}"
+    )
     if not damages(run):  # a deleted summary, the row of a client that has a newer one: nothing that a result needs
         keel.resume(run.path)
         return None if _same(run, algorithm) else f"{what}: verify reports nothing, and the result is another one"
@@ -50,8 +52,8 @@ def _same(run: RunFolder, algorithm: str) -> bool:
     return result(run.path) == result(finished(algorithm))
 
 
-def _damage(file: Path, random: Random) -> str:
-    """Damage the file, and return how."""
+def _damage(run: RunFolder, file: Path, algorithm: str, random: Random) -> str:
+    """Damage a file of the run, and return how."""
     content = bytearray(file.read_bytes())
     at = random.randrange(len(content)) if content else 0
     kind = random.choice(KINDS if content else ("delete", "append"))
@@ -73,6 +75,9 @@ def _damage(file: Path, random: Random) -> str:
             content[at:end] = bytes(end - at)
     elif kind == "append":
         content += random.randbytes(3)
+    elif kind == "other":
+        other = finished(algorithm, seed=1) / file.relative_to(run.path)
+        content = bytearray(other.read_bytes() if other.exists() else b"")
     if kind == "delete":
         file.unlink()
     else:

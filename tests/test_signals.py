@@ -151,7 +151,9 @@ def test_a_command_whose_terminal_was_closed_has_the_exit_code_of_the_signal(
     assert keel("run", "--out", "run").code == 129
 
 
-@pytest.mark.parametrize(("name", "number"), [("compare", signal.SIGTERM), ("sweep", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("compare", signal.SIGTERM), ("sweep", signal.SIGINT), ("campaign", signal.SIGTERM)]
+)
 def test_a_signal_to_the_command_alone_ends_its_workers_and_the_same_command_continues(
     name: str, number: signal.Signals, tmp_path: Path
 ) -> None:

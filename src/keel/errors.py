@@ -28,16 +28,20 @@ SHOWN = 150
 
 
 def shown(value: object) -> str:
-    """The value as Python writes it, shown where it is long."""
-    text = repr(value)
+    """The value as Python writes it, in one line and shortened where it is long."""
+    text = repr(value).replace("\n", " ")
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def one_line(error: BaseException) -> str:
     """The type and the text of another library's exception, as one printable line."""
     text = " ".join(str(error).split())
-    printable = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
-    return f"{type(error).__name__}: {printable}"
+    return f"{type(error).__name__}: {printable(text[: 4 * SHOWN])}"
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for each character that cannot be printed."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def unknown_name(kind: str, value: str, known: Iterable[str], also: str = "", owner: str = "") -> KeelError:

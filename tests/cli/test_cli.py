@@ -1,15 +1,18 @@
 """The commands, called in this process."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from keel import run
+from keel.cli import main
 from keel.data.catalog import CATALOG
 from keel.units import size
 from tests.conftest import Called
@@ -27,6 +30,17 @@ def test_run_from_options(keel: Keel, tmp_path: Path) -> None:
     )
     assert "tau = 20" in (tmp_path / summary["path"] / "spec.toml").read_text()
     assert "GHBM: 20 of 20 rounds" in called.err
+
+
+def test_a_path_that_is_not_unicode_is_printed_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = os.fsdecode(b"\xff")
+    monkeypatch.setattr(sys, "argv", ["keel", "run", "--rounds", "1", "--engine", "serial", "--quiet", "--out", out])
+    monkeypatch.setattr(sys, "stdout", printed := TextIOWrapper(BytesIO(), "utf-8"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed.seek(0)
+    assert (ended.value.code, printed.read().splitlines()[-1]) == (0, r"run: \udcff")
 
 
 def test_the_progress_of_a_resumed_run_includes_the_bytes_before_the_stop(keel: Keel, tmp_path: Path) -> None:

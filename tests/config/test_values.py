@@ -54,6 +54,17 @@ def test_a_value_that_no_spec_can_have_is_refused_in_one_short_line(table: dict[
     assert len(str(caught.value)) < 400
 
 
+def test_a_spec_that_does_not_end_is_refused() -> None:
+    with pytest.raises(KeelError, match="'/dev/zero' must have at most 10000000 characters"):
+        read_spec(Path("/dev/zero"))
+
+
+def test_a_name_that_cannot_be_printed_is_escaped_in_an_error() -> None:
+    with pytest.raises(KeelError) as caught:
+        override({}, ["network=1", "network.\0up_mbps=2"])
+    assert str(caught.value) == r"--set: 'network.\x00up_mbps': 'network' is a field, not a table"
+
+
 def test_a_long_value_is_shortened_in_an_error() -> None:
     with pytest.raises(KeelError, match=r"^rounds must be a valid integer \(got \[0, 0, .*\.\.\.\)$") as caught:
         make_spec({"rounds": [0] * 1000})

@@ -75,6 +75,35 @@ def test_colour_images_stay_bytes_with_their_channels_first() -> None:
     assert data.partition[1].tolist() == [1, 5, 9, 13, 17, 21]
 
 
+@pytest.mark.parametrize("inputs", [torch.ones(4, 2).bfloat16(), np.ones((4, 2), ">f4"), np.ones((4, 2), ">i4")])
+def test_numbers_that_numpy_or_pytorch_lacks_are_converted(inputs: Any) -> None:
+    labels = torch.tensor([0, 1, 0, 1]).bfloat16()
+    data = federate(inputs, labels, test=(inputs, labels), clients=2, task="classification")
+    assert data.train.inputs.float().tolist() == [[1.0, 1.0]] * 4
+    assert data.train.targets.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (torch.eye(4).to_sparse(), "data.inputs must be a dense tensor of numbers (TypeError: "),
+        (torch.empty(4, 2, device="meta"), "data.inputs must be a dense tensor of numbers (NotImplementedError: "),
+        (np.full((4, 2), 2**63, np.uint64), "data.inputs must be at most 9223372036854775807 (got 9223372036854775808"),
+    ],
+)
+def test_numbers_that_cannot_be_stored_are_refused(inputs: Any, message: str) -> None:
+    with pytest.raises(KeelError) as caught:
+        federate(inputs, [0, 1, 0, 1], test=(np.ones((1, 2)), [0]), clients=2)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_array_in_an_error_is_one_line() -> None:
+    with pytest.raises(KeelError) as caught:
+        federate(np.ones((90, 1)), [0] * 90, test=(np.ones((1, 1)), [0]), clients=np.arange(90))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
 def test_grey_images_have_one_channel() -> None:
     table = Columns(image=images(6, 5), label=LABELS)
     data = from_dataset(table, input="image", label="label", test=table, clients=3)

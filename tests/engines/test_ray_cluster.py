@@ -17,6 +17,7 @@ from keel.core.records import Record
 from keel.engines import Workload, make_engine, ray_cluster
 from keel.engines.ray import Actor, Ray
 from keel.engines.ray_cluster import Cluster
+from keel.engines.ray_watch import LINE
 from keel.runs import ray_jobs
 from keel.runs.ray_jobs import ProgressBoard, ProgressReceiver
 from tests.conftest import Called, small_network
@@ -55,7 +56,8 @@ def test_the_last_to_leave_closes_the_connection(nodes: Any) -> None:
     other.leave()
 
 
-LISTENING = """
+LOCAL = """
+import time
 import psutil
 from keel.engines.ray_cluster import Cluster
 
@@ -63,18 +65,34 @@ cluster = Cluster("local", cores=1)
 assert cluster.slots() == 1
 started = psutil.Process().children(recursive=True)
 ports = [each for child in started for each in child.net_connections("tcp") if each.status == "LISTEN"]
-cluster.leave()
-print(len(ports), *{each.laddr.ip.removeprefix("::ffff:") for each in ports})
+print(len(ports), *{each.laddr.ip.removeprefix("::ffff:") for each in ports}, flush=True)
+[raylet] = [child for child in started if child.name() == "raylet"]
+raylet.kill()
+for _ in range(600):
+    cluster.ray.put(bytes(10**6))  # does not return
+    time.sleep(0.1)
 """
 
 
-def test_a_ray_that_is_started_here_listens_on_loopback_only() -> None:
-    """In a process of its own: Ray keeps state in a process, which the other tests of clusters share."""
+@pytest.fixture(scope="module")
+def local_ray() -> subprocess.CompletedProcess[str]:
+    """A program that starts Ray, prints its open ports, and loses the raylet.
+
+    It is a process of its own: Ray keeps state in a process, which the other tests of clusters share.
+    """
     pytest.importorskip("psutil", reason="psutil lists the open ports")
-    ended = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True)
-    ports, *addresses = ended.stdout.split()
+    return subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, check=False)
+
+
+def test_a_ray_that_is_started_here_listens_on_loopback_only(local_ray: Any) -> None:
+    ports, *addresses = local_ray.stdout.splitlines()[0].split()
     assert int(ports) >= 3
     assert addresses == ["127.0.0.1"]
+
+
+def test_a_lost_raylet_is_reported_in_one_line(local_ray: Any) -> None:
+    assert local_ray.returncode == 1
+    assert local_ray.stderr == LINE
 
 
 def test_an_error_outside_of_ray_does_not_connect_to_it() -> None:
@@ -189,13 +207,23 @@ def _sleep(actor: Any) -> None:
     time.sleep(600)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379", "\x1b[2J"])
 def test_an_address_without_ray_is_one_line(address: str, keel: Callable[..., Called], tmp_path: Path) -> None:
     called = keel("run", "--engine", "ray", "--address", address, "--out", "run", "--quiet")
     assert called.code == 2, called.err
-    assert called.err.startswith(f"keel: engine.address: no Ray at '{address}' (")
+    assert called.err.startswith(f"keel: engine.address: no Ray at {address!r} (")
     assert called.err.count("\n") == 1
+    assert called.err.strip().isprintable()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(KeelError, match=r"no Ray at 'local' \(The current node timed out during startup\.\); use"):
+        Cluster("local").slots()
 
 
 def test_a_missing_ray_is_one_line_that_names_the_extra(

@@ -4,7 +4,7 @@ import errno
 import json
 import logging
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import copyfile, copytree, rmtree
 
 import pytest
 import torch
@@ -41,6 +41,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for start in (lambda stop: keel.run(TABLE, out=path, stop=stop), lambda stop: keel.resume(path, stop=stop)):
         rounds = iter(range(1, 9))
         start(lambda rounds=rounds: next(rounds) == 3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ended run that differs in its seed."""
+    path = tmp_path_factory.mktemp("other") / "run"
+    keel.run({**TABLE, "seed": 1}, out=path)
     return path
 
 
@@ -103,6 +111,51 @@ def test_a_damaged_client_state_is_never_used(copied: RunFolder) -> None:
 def test_a_damaged_older_checkpoint_does_not_stop_a_run(copied: RunFolder, finished: keel.Run) -> None:
     flip(copied.previous_file)
     assert equal(keel.resume(copied.path), finished)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoint/state.safetensors"])
+def test_a_file_of_another_run_is_damage(name: str, ended: RunFolder, other: Path, finished: keel.Run) -> None:
+    copyfile(other / name, ended.path / name)
+    assert damages(ended)
+    with pytest.raises(DamagedFile):
+        keel.resume(ended.path)
+    assert repair(ended)
+    assert keel.resume(ended.path).summary["model_sha256"] == finished.summary["model_sha256"]
+    assert damages(ended) == []
+
+
+def test_a_run_does_not_continue_from_a_checkpoint_of_another_run(copied: RunFolder, other: Path) -> None:
+    for file in (copied.checkpoint_file, copied.previous_file):
+        copyfile(other / "checkpoint" / "state.safetensors", file)
+    copyfile(other / "checkpoint" / "clients.bin", copied.clients_file)
+    with copied.metrics.open("ab") as stream:  # it may have continued after its last checkpoint
+        stream.write(b"".join((other / "metrics.jsonl").read_bytes().splitlines(keepends=True)[6:7]))
+    with pytest.raises(DamagedFile):
+        keel.resume(copied.path)
+
+
+def test_bytes_after_the_last_line_of_an_ended_run_are_damage(ended: RunFolder, finished: keel.Run) -> None:
+    for file in (ended.metrics, ended.timings):
+        with file.open("ab") as stream:
+            stream.write(b"x")
+    assert [str(error).partition(";")[0].partition("(")[2] for error in damages(ended)] == [
+        "it has bytes after its last line)",
+        "it has bytes after its last line)",
+    ]
+    assert repair(ended)
+    assert keel.resume(ended.path).summary["model_sha256"] == finished.summary["model_sha256"]
+    assert damages(ended) == []
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_damage(copied: RunFolder) -> None:
+    copied.checkpoint_file.unlink()
+    copied.checkpoint_file.mkdir()
+    assert "state.safetensors' is damaged" in str(damages(copied)[0])
+
+
+def test_another_sealed_file_in_place_of_the_manifest_is_damage(ended: RunFolder) -> None:
+    copyfile(ended.summary_file, ended.path / "manifest.json")
+    assert "manifest.json' is damaged (files is missing)" in str(damages(ended)[0])
 
 
 def test_a_lost_line_is_damage(copied: RunFolder) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -68,6 +69,9 @@ def main() -> None:
     Ctrl-C, SIGTERM and SIGHUP end it in the same way: what it has finished is saved, its worker processes end, and one
     line says how to continue.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None if it is closed
+            stream.reconfigure(errors="backslashreplace")  # a path need not be valid Unicode
     with raising(NOTICE):
         sys.exit(_status())
 

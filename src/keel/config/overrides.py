@@ -14,11 +14,18 @@ from keel.errors import KeelError, explain, shown, unknown_name
 NOT_TOML = (ValueError, RecursionError)
 """What `tomllib.loads` raises: also for integers of thousands of digits, and for thousands of lists in each other."""
 
+LONGEST = 10**7
+"""The number of characters that a spec may have: /dev/zero does not end."""
+
 
 def read_spec(path: Path) -> dict[str, Any]:
     """The table of a TOML file, not yet checked."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise KeelError(f"spec: {str(path)!r} must have at most {LONGEST} characters")
+        table = tomllib.loads(text)
     except FileNotFoundError:
         raise KeelError(f"spec: file {str(path)!r} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +89,7 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     for name in tables:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise KeelError(f"{key}: {name} is a field, not a table")
+            raise KeelError(f"{shown(key)}: {shown(name)} is a field, not a table")
     table[field] = value
 
 

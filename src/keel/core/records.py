@@ -179,6 +179,8 @@ class Summary(TypedDict):
     seed: int
     parameters: int
     model_sha256: str
+    record_crc32: NotRequired[str]
+    """The checksum of the last record, by which a summary of another run is detected."""
     epsilon: NotRequired[float | None]
     """With `[privacy]`: that of the last record."""
     idle_sites: NotRequired[dict[str, str]]

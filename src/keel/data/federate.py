@@ -15,6 +15,7 @@ from keel.core.examples import FederatedData, TaskKind
 from keel.core.stored_inputs import Collate
 from keel.data.arrays import make_dataset
 from keel.data.dataset import Dataset
+from keel.data.inputs import as_array
 from keel.data.lazy import check_length, is_large, lazy_dataset, rows_dataset
 from keel.data.partition import partition_dataset
 from keel.data.schemes import IMPLIED, PartitionScheme, implied_by
@@ -96,7 +97,8 @@ def federate(
         dataset = lazy_dataset(inputs, test, owners, task, collate)
     else:
         _check_arguments(inputs, test, collate)
-        dataset = make_dataset((inputs, _array(labels)), (test[0], _array(test[1])), owners, task)
+        train_labels, test_labels = as_array(labels, "data.labels"), as_array(test[1], "data.test_labels")
+        dataset = make_dataset((inputs, train_labels), (test[0], test_labels), owners, task)
     if test_keys is not None:
         dataset = replace(dataset, test_keys=np.atleast_1d(np.asarray(test_keys)))
     fields = _fields(alpha, classes_per_client, shards_per_client, noise, min_examples)
@@ -283,7 +285,3 @@ def _not_uniform(column: str) -> KeelError:
         f"data: column {column!r} must have numbers of one shape and type; "
         "resize images and make them all grey or all colour"
     )
-
-
-def _array(values: ArrayLike | torch.Tensor) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

@@ -15,7 +15,7 @@ from keel.data.dataset import Dataset
 from keel.data.feature_shift import with_noise
 from keel.data.schemes import SHARDS_PER_CLIENT, PartitionScheme, check_fields
 from keel.data.skew import MIN_EXAMPLES, dirichlet_per_class, k_classes, quantity, shards
-from keel.errors import KeelError
+from keel.errors import KeelError, shown
 
 CLIENTS_PER_DRAW = 1 << 14
 """The largest number of clients whose class counts are drawn in one call."""
@@ -131,7 +131,7 @@ def _assign(
     """Partition by a scheme that does not need natural clients."""
     examples = len(dataset.train if dataset.rows is None else dataset.rows)
     if not isinstance(clients, int):
-        raise KeelError(f"data.clients must be a whole number from 1 for data without keys (got {clients!r})")
+        raise KeelError(f"data.clients must be a whole number from 1 for data without keys (got {shown(clients)})")
     if not 1 <= clients <= examples:
         raise KeelError(f"data.clients must be from 1 to {examples}, the number of training examples (got {clients})")
     min_examples = fields["min_examples"] or MIN_EXAMPLES

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
-from keel.errors import KeelError
+from keel.engines.ray_watch import RayWatch
+from keel.errors import KeelError, printable
 
 LOCAL = "local"
 SILENT = {
@@ -32,6 +34,8 @@ CONNECT_TIMEOUT = 10.0
 """Seconds until a cluster must accept a connection. Ray itself would try for minutes."""
 _connected: "WeakSet[Cluster]" = WeakSet()
 """The clusters that use a connection made here. The last one to leave closes it."""
+_watches: list[RayWatch] = []
+"""The watch over a connection made here."""
 
 
 def load_ray() -> ModuleType:
@@ -125,6 +129,8 @@ class Cluster:
         if self in _connected:
             _connected.remove(self)
             if not _connected:
+                while _watches:
+                    _watches.pop().stop()
                 load_ray().shutdown()
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -142,8 +148,9 @@ class Cluster:
         try:
             with _signal_handlers_kept(), _on_loopback() if self.is_local else nullcontext():
                 ray.init(self.address, log_to_driver=False, logging_level="critical", namespace="keel", **options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except Exception as error:  # Ray raises plain ones, as when it starts too slowly on a busy machine
             raise self._unreachable(one_line(error)) from error
+        _watches.extend(RayWatch(raylet, ray.get_runtime_context().gcs_address) for raylet in _raylets_here(ray))
 
     def _check_port(self) -> None:
         """Raise a KeelError if nothing listens on the port of the address, if it has one."""
@@ -164,7 +171,14 @@ class Cluster:
 def one_line(error: BaseException) -> str:
     """Return the last line of an error of Ray's; the lines before it are process ids and addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return printable(lines[-1]) if lines else type(error).__name__
+
+
+def _raylets_here(ray: ModuleType) -> list[str]:
+    """Return the Unix socket of the raylet that this process depends on; none if Ray has no such sockets here."""
+    here = ray.get_runtime_context().get_node_id()
+    sockets = [node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == here]
+    return [path for path in sockets if Path(path).is_socket()]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Checkpoints: a training state as a safetensors file with checksums, next to the file of client states."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,8 +31,12 @@ def previous_of(file: Path) -> Path:
     return file.with_name(f"previous-{file.name}")
 
 
-def save_checkpoint(file: Path, state: TrainingState) -> None:
-    """Write the training state; the checkpoint before it is kept as well, and no other."""
+def save_checkpoint(file: Path, state: TrainingState, record: str = "") -> None:
+    """Write the training state; the checkpoint before it is kept as well, and no other.
+
+    Args:
+        record: The checksum of its round's record, by which a checkpoint of another run is detected.
+    """
     saved = state.clients.save()
     tensors = {f"server/{name}": tensor for name, tensor in state.server.items()}
     tensors |= {f"clients/{name}": torch.from_numpy(array) for name, array in saved.arrays.items()}
@@ -40,7 +45,7 @@ def save_checkpoint(file: Path, state: TrainingState) -> None:
     tensors |= {f"mean/{name}": tensor for name, tensor in state.mean.items()}
     if state.buffers is not None:
         tensors[BUFFERS] = state.buffers
-    metadata = {"format": FORMAT, "round": str(state.round), "signature": saved.signature}
+    metadata = {"format": FORMAT, "round": str(state.round), "signature": saved.signature, "record": record}
     write_atomic(file, checked_parts(tensors, metadata), keep=previous_of(file))
     state.clients.saved()
 
@@ -51,7 +56,7 @@ def load_checkpoint(file: Path, clients: ClientStates) -> TrainingState | None:
     Raises:
         DamagedFile: The file is not what was written.
     """
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     state = TrainingState(0, {}, clients)
     tensors, metadata = _read(file)
@@ -82,6 +87,12 @@ def protect_rows(file: Path, clients: ClientStates) -> None:
 def _saved_rows(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> SavedRows:
     arrays = {k.removeprefix("clients/"): t.numpy() for k, t in tensors.items() if k.startswith("clients/")}
     return SavedRows(arrays, metadata["signature"])
+
+
+def record_of(file: Path) -> tuple[int, str]:
+    """The round of a checkpoint and the checksum of its record, which is empty if earlier versions wrote it."""
+    _, metadata = _read(file, ())
+    return int(metadata["round"]), metadata.get("record", "")
 
 
 def load_observed(file: Path) -> dict[str, Tensor]:

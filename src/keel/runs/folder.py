@@ -44,13 +44,20 @@ from keel.core.selection import BestModel, kept_best
 from keel.core.training_state import TrainingState
 from keel.errors import DamagedFile, KeelError, explain
 from keel.runs import validation
-from keel.runs.checkpoint import load_checkpoint, load_observed, previous_of, protect_rows, save_checkpoint
+from keel.runs.checkpoint import (
+    load_checkpoint,
+    load_observed,
+    previous_of,
+    protect_rows,
+    record_of,
+    save_checkpoint,
+)
 from keel.runs.files import make_folders, sync, write_atomic, write_synced
 from keel.runs.manifest import FILE as MANIFEST
 from keel.runs.manifest import Manifest
 from keel.runs.model_record import FILE as MODEL
 from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
-from keel.runs.sealed import complete_lines, damaged, read_sealed, seal
+from keel.runs.sealed import complete_lines, content, damaged, read_sealed, seal, seal_of
 
 FORMAT = 2
 """Of the folder, in environment.json: 2 has checksums. Folders of earlier versions have no number."""
@@ -258,15 +265,49 @@ class RunFolder:
     def _complete(self, file: Path, read: Callable[[Path, bool], list[Line]]) -> list[Line]:
         """The lines of a log, if there are as many as the summary counts."""
         summary = self.summary  # before the lines: a run may be writing both
-        lines = read(file, self.manifest is not None)
+        sealed = self.manifest is not None
+        lines = read(file, sealed)
         if summary is not None and len(lines) != summary.get("rounds", len(lines)):
             raise damaged(file, f"it has {len(lines)} lines, but the run {summary['rounds']} rounds")
+        if summary is not None and sealed:
+            self._check_end(file, summary)
         return lines
+
+    def _check_end(self, file: Path, summary: Summary) -> None:
+        """Raise a DamagedFile unless a log ends as it did when the summary was written."""
+        lines, _, rest = content(file).rpartition(b"\n")
+        if rest:
+            raise damaged(file, "it has bytes after its last line")
+        last = seal_of(lines.rpartition(b"\n")[2])
+        if file == self.metrics and summary.get("record_crc32", last) != last:
+            raise damaged(file, f"its last record is not that of {self.summary_file.name}")
 
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint."""
         self._sync_logs()
-        save_checkpoint(self.checkpoint_file, state)
+        save_checkpoint(self.checkpoint_file, state, self._record_sum(state.round))
+
+    def _record_sum(self, round: int) -> str:
+        """The checksum of a round's record; empty if there is none."""
+        lines = complete_lines(self.metrics)
+        return seal_of(lines[round - 1]) if 0 < round <= len(lines) else ""
+
+    def load(self, file: Path, clients: ClientStates) -> TrainingState | None:
+        """The state of one of the two checkpoints; None if it does not exist.
+
+        Raises:
+            DamagedFile: It is not what was written, or it is of another run.
+        """
+        state = load_checkpoint(file, clients)
+        if state is not None:
+            self.check_record(file)
+        return state
+
+    def check_record(self, file: Path) -> None:
+        """Raise a DamagedFile if the run has another record of the round of a checkpoint."""
+        round, record = record_of(file)
+        if record and self._record_sum(round) not in ("", record):
+            raise damaged(file, f"it is not of this run, which has another record of round {round}", self.path)
 
     def _sync_logs(self) -> None:
         """Wait until the lines of all rounds are on disk, before a checkpoint or a summary counts them."""
@@ -276,12 +317,12 @@ class RunFolder:
     def checkpoint(self, clients: ClientStates | None = None) -> TrainingState | None:
         """The state of the last checkpoint, or None; the client states are restored into `clients`."""
         clients = ClientStates(self.clients_file) if clients is None else clients
-        state = load_checkpoint(self.checkpoint_file, clients)
-        return load_checkpoint(self.previous_file, clients) if state is None else state
+        state = self.load(self.checkpoint_file, clients)
+        return self.load(self.previous_file, clients) if state is None else state
 
     def final_state(self) -> TrainingState:
         """The state at the end of a run that has ended."""
-        state = load_checkpoint(self.checkpoint_file, ClientStates(self.clients_file))
+        state = self.load(self.checkpoint_file, ClientStates(self.clients_file))
         if state is None:
             raise self.no_checkpoint()
         summary = self.summary
@@ -325,10 +366,10 @@ class RunFolder:
     def _intact_checkpoint(self, clients: ClientStates) -> TrainingState | None:
         """The last checkpoint, or the one before it if the last one is damaged."""
         try:
-            state = load_checkpoint(self.checkpoint_file, clients)
+            state = self.load(self.checkpoint_file, clients)
             clients.verify()
         except DamagedFile as error:
-            state = load_checkpoint(self.previous_file, clients)
+            state = self.load(self.previous_file, clients)
             if state is None:
                 raise
             clients.verify()
@@ -337,7 +378,7 @@ class RunFolder:
             sync(self.checkpoint_file.parent)
             return state
         if state is None:  # a kill while the last one was written
-            return load_checkpoint(self.previous_file, clients)
+            return self.load(self.previous_file, clients)
         try:
             protect_rows(self.previous_file, clients)
         except DamagedFile as error:
@@ -360,7 +401,9 @@ class RunFolder:
 
     def finish(self, summary: Summary) -> None:
         self._sync_logs()
-        write_atomic(self.summary_file, [seal(summary, indent=2)])
+        lines = complete_lines(self.metrics)
+        last = seal_of(lines[-1]) if lines else ""
+        write_atomic(self.summary_file, [seal({**summary, "record_crc32": last}, indent=2)])
 
 
 def best_model(folder: RunFolder) -> BestModel | None:

@@ -34,6 +34,8 @@ class Manifest:
         if not (folder / FILE).exists():
             return None
         content = read_sealed(folder / FILE)
+        if missing := {"spec", "files"} - content.keys():
+            raise damaged(folder / FILE, f"{min(missing)} is missing")
         return cls(content["spec"], content["files"])
 
     def check(self, file: Path) -> None:

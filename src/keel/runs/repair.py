@@ -8,7 +8,6 @@ from typing import Any
 from keel.core.client_state import ClientStates
 from keel.errors import DamagedFile, KeelError
 from keel.runs import validation
-from keel.runs.checkpoint import load_checkpoint
 from keel.runs.files import sync, write_atomic
 from keel.runs.folder import START_FILES, RunFolder
 from keel.runs.manifest import FILE as MANIFEST
@@ -123,7 +122,7 @@ def _keep_checkpoint(folder: RunFolder, rounds: int) -> int | None:
 def _checkpoint_round(folder: RunFolder, file: Path, most: int) -> int | None:
     try:
         clients = ClientStates(folder.clients_file)
-        state = load_checkpoint(file, clients)
+        state = folder.load(file, clients)
         clients.verify()
     except DamagedFile:
         return None

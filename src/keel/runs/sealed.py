@@ -42,6 +42,12 @@ def check_seal(content: bytes, required: bool = True) -> None:
         raise ValueError("its checksum is missing")
 
 
+def seal_of(content: bytes) -> str:
+    """The checksum that a sealed value ends in; empty if it has none."""
+    _, key, tail = content.rpartition(_KEY)
+    return (key and tail[:8]).decode("ascii", "replace")
+
+
 def unseal(content: bytes, required: bool = True) -> dict[str, Any]:
     """The value that was sealed.
 

@@ -41,6 +41,7 @@ def saved_model(folder: RunFolder, best: bool = False) -> tuple[int, Tensor, Ten
         saved = load_model(folder.checkpoint_file)
         if saved is None:
             raise folder.no_checkpoint()
+        folder.check_record(folder.checkpoint_file)
         return saved
     kept = best_model(folder)
     if kept is None:

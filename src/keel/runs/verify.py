@@ -1,5 +1,6 @@
 """keel verify: which files of a run folder do not have the content that was written."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 from keel.core.client_state import ClientStates
 from keel.errors import DamagedFile
-from keel.runs.checkpoint import load_checkpoint
 from keel.runs.folder import RunFolder
 
 
@@ -57,8 +57,8 @@ def _recorded_files(folder: RunFolder) -> list[str]:
 
 
 def _check_checkpoint(folder: RunFolder, file: Path) -> None:
-    if file.is_file():
+    if os.path.lexists(file):
         clients = ClientStates(folder.clients_file)
-        state = load_checkpoint(file, clients)
+        state = folder.load(file, clients)
         clients.verify()
         folder.check_logs(state.round if state else 0)
