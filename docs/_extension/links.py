@@ -1,6 +1,7 @@
 """Links: those of a page that lead out of docs/ are rewritten, and those of the built site are checked."""
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import normpath, relpath
@@ -29,7 +30,7 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)"[^>]*>\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
 )
-BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def rewrite(text: str, folder: str, page: str) -> str:
@@ -44,11 +45,16 @@ def rewrite(text: str, folder: str, page: str) -> str:
     text = PICTURE.sub(
         lambda match: f"![{match[3]}]({match[2]}){{.only-light}}\n![{match[3]}]({match[1]}){{.only-dark}}", text
     )
+    return outside_code(text, lambda prose: LINK.sub(target, prose))
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Return a text of which all but the code is changed."""
     parts, end = [], 0
-    for block in BLOCK.finditer(text):
-        parts += [LINK.sub(target, text[end : block.start()]), block[0]]
-        end = block.end()
-    return "".join([*parts, LINK.sub(target, text[end:])])
+    for code in CODE.finditer(text):
+        parts += [change(text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, change(text[end:])])
 
 
 class _Page(HTMLParser):
