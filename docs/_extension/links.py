@@ -12,6 +12,7 @@ from sphinx.util import logging
 
 log = logging.getLogger(__name__)
 
+ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -26,6 +27,8 @@ PAGES = {
     "results/paper": "reproduction.md",
 }
 """Files and folders outside docs/ that have a page of the site; other files are offered as downloads."""
+NAMED = re.compile(r"(?<=\[)[\w-]+\.md(?=\]\(([^)#\s]+))")
+"""The text of a link that is the name of a file: the site shows the title of the page."""
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)"[^>]*>\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
@@ -37,6 +40,9 @@ def rewrite(text: str, folder: str, page: str) -> str:
     """Return the text of a file in a folder of the repository with the links that it needs as a page of docs/."""
     base = normpath(f"docs/{page}/..")
 
+    def titled(match: re.Match[str]) -> str:
+        return title((ROOT / normpath(f"{folder}/{match[1]}")).read_text(encoding="utf-8"))
+
     def target(match: re.Match[str]) -> str:
         path = normpath(f"{folder}/{match[1]}")
         path = f"docs/{PAGES[path]}" if path in PAGES else path
@@ -45,7 +51,12 @@ def rewrite(text: str, folder: str, page: str) -> str:
     text = PICTURE.sub(
         lambda match: f"![{match[3]}]({match[2]}){{.only-light}}\n![{match[3]}]({match[1]}){{.only-dark}}", text
     )
-    return outside_code(text, lambda prose: LINK.sub(target, prose))
+    return outside_code(text, lambda prose: LINK.sub(target, NAMED.sub(titled, prose)))
+
+
+def title(text: str) -> str:
+    """Return the title of a page."""
+    return text.partition("# ")[2].partition("\n")[0].replace("`", "")
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
