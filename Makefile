@@ -88,6 +88,7 @@ grid: .venv/ready
 
 experiment: .venv/ready
 	$(BIN)/python tools/experiment_digits.py results/digits_grid.toml
+	$(BIN)/python tools/algorithm_curves.py run
 
 scarce: .venv/ready
 	$(BIN)/python tools/search_digits.py results/digits_scarce_grid.toml

@@ -3,8 +3,8 @@
     python tools/experiment_digits.py results/NAME_grid.toml   run; write results/NAME.json
     python tools/experiment_digits.py pages                    rewrite the tables in docs/ from results/
 
-For the digits grid, the first command also draws the curves and writes the tables of docs/algorithms. Existing runs are
-not repeated.
+For the digits grid, the first command also writes the tables of docs/algorithms. algorithm_curves.py draws the curves.
+Existing runs are not repeated.
 """
 
 import json
@@ -14,24 +14,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from keel.config.defaults import make_spec
 from keel.config.overrides import override
-from keel.report.charts import COLOURS, DASHES
 from keel.report.comparison import Comparison, compare
-from keel.report.method import Method
 from keel.report.tables import final_text
 from keel.runs.compare import run_jobs
 from keel.runs.parallel import Job
 from keel.units import size
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGES, IMAGES = ROOT / "results", ROOT / "docs/algorithms", ROOT / "docs/images/algorithms"
+RESULTS, PAGES = ROOT / "results", ROOT / "docs/algorithms"
 SUMMARY = ROOT / "docs/results.md"
 SEEDS = 5
-CURVE_STEP = 6
-"""Rounds between the points of a curve, so that the images stay small."""
 MARK = "<!-- measured -->"
 HEADER = ["| method | accuracy | rounds to FedAvg's final accuracy | bytes until then |", "|---|---|---|---|"]
 REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.03, "evaluation.every": 1, "evaluation.last": 10}
@@ -40,6 +34,10 @@ REFERENCE = {"rounds": 30, "local.epochs": 1, "local.lr": 0.03, "evaluation.ever
 PERSONALISED = ("fedper", "ditto")
 """Methods whose clients have models of their own."""
 
+CURVES = """\
+The curves are means over three seeds, in a band from the lowest to the highest seed. On both tasks a method has the
+hyper-parameters of the first (`python tools/algorithm_curves.py run`). [Choosing an
+algorithm](../choosing.md#the-measurements) has methods that were searched on each task."""
 Row = dict[str, Any]
 
 
@@ -57,31 +55,6 @@ def run_methods(points: dict[str, Row], folder: Path) -> Comparison:
         for seed in range(SEEDS)
     ]
     return compare(run_jobs([Job(spec, folder / spec.label) for spec in specs], quiet=False), baseline="fedavg")
-
-
-def draw_curves(methods: list[Method], path: Path, step: int = CURVE_STEP) -> None:
-    """Draw the accuracy over rounds, averaged over the seeds."""
-    values = [
-        {"method": m.label, "round": int(t), "accuracy": round(float(mean), 3)}
-        for m in methods
-        for t, mean in zip(m.rounds, m.values.mean(axis=0), strict=True)
-        if t % step == 0
-    ]
-    labels = [m.label for m in methods]
-    chart = (
-        alt.Chart(alt.InlineData(values=values))
-        .mark_line(strokeWidth=2)
-        .encode(
-            x=alt.X("round:Q"),
-            y=alt.Y("accuracy:Q", title="test accuracy", axis=alt.Axis(format="%")),
-            color=alt.Color("method:N", title=None, scale=alt.Scale(domain=labels, range=COLOURS[: len(labels)])),
-            strokeDash=alt.StrokeDash("method:N", title=None, scale=alt.Scale(domain=labels, range=DASHES)),
-        )
-        .properties(width=560, height=240)
-        .configure_legend(orient="top", symbolSize=400, symbolStrokeWidth=2.5)
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.save(path)
 
 
 def shown_methods(name: str) -> list[str]:
@@ -113,8 +86,8 @@ def measured_section(name: str, rows: list[Row]) -> str:
         )
     if name in PERSONALISED:
         text += "\nThis is the accuracy of the server's model; [personal models](#personal-models) are measured above."
-    curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
-    return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n"
+    curve = f"![Accuracy over rounds on two tasks](../images/algorithms/{name}.svg)"
+    return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n\n{CURVES}\n"
 
 
 def pages() -> dict[Path, str]:
@@ -141,12 +114,6 @@ def main(grid: Path) -> None:
     comparison = run_methods(points, ROOT / "runs" / name)
     rows = comparison.rows()
     (RESULTS / f"{name}.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-    if name == "digits":
-        methods = {method.algorithm: method for method in comparison.methods}
-        for algorithm in methods:
-            shown = [methods[other] for other in shown_methods(algorithm)]
-            step = 1 if algorithm == "centralized" else CURVE_STEP
-            draw_curves(shown, IMAGES / f"{algorithm}.svg", step)
     write_pages()
     print(table(rows))
 

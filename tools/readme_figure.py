@@ -7,6 +7,7 @@ accuracy, mean and standard deviation. The task is the one of `make demo`, each 
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ THEMES = {"light": ("#ffffff", "#1f2328", "#d5dae0"), "dark": ("#0d1117", "#e6ed
 """The background, the text and the lines of each theme, as the README has them."""
 
 
-def rows() -> list[dict[str, Any]]:
-    """Return the recorded rows of the methods, in the order of METHODS."""
+def rows(labels: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the recorded rows of methods."""
     [part] = [part for part in json.loads(RESULT.read_text(encoding="utf-8"))["parts"] if part["title"] == TASK]
     found = {row["label"]: row for row in part["rows"]}
-    return [found[label] for label in METHODS]
+    return [found[label] for label in labels]
 
 
 def figure(theme: str) -> dict[str, Any]:
@@ -45,9 +46,9 @@ def figure(theme: str) -> dict[str, Any]:
             "view": {"stroke": None},
             "axis": {
                 **{"gridColor": line, "domainColor": line, "tickColor": line, "labelColor": ink, "titleColor": ink},
-                **{"titleFontWeight": "normal", "labelFontSize": 12, "titleFontSize": 12, "gridOpacity": 0.7},
+                **{"titleFontWeight": "normal", "labelFontSize": 14, "titleFontSize": 14, "gridOpacity": 0.7},
             },
-            "title": {"color": ink, "fontWeight": "normal", "anchor": "start", "fontSize": 13},
+            "title": {"color": ink, "fontWeight": "normal", "anchor": "start", "fontSize": 16},
         },
         "spacing": 28,
         "hconcat": [_curves(colour), _final(colour, ink)],
@@ -57,16 +58,16 @@ def figure(theme: str) -> dict[str, Any]:
 def _curves(colour: dict[str, Any]) -> dict[str, Any]:
     values = [
         {"round": round_, "mean": mean, "low": low, "high": high, "method": row["label"]}
-        for row in rows()
+        for row in rows(METHODS)
         for round_, mean, low, high in zip(
             *(row["curve"][key] for key in ("rounds", "mean", "low", "high")), strict=True
         )
     ]
     y = {"type": "quantitative", "scale": {"domain": [0.6, 1.0]}, "title": None}
     return {
-        "title": "test accuracy over rounds",
-        "width": 430,
-        "height": 250,
+        "title": "Test accuracy over rounds",
+        "width": 380,
+        "height": 260,
         "data": {"values": values},
         "encoding": {
             "x": {"field": "round", "type": "quantitative", "title": "rounds", "axis": {"tickCount": 6}},
@@ -94,17 +95,17 @@ def _final(colour: dict[str, Any], ink: str) -> dict[str, Any]:
             "high": row["accuracy_mean"] + row["accuracy_std"],
             "text": f"{100 * row['accuracy_mean']:.1f} %",
         }
-        for row in rows()
+        for row in rows(METHODS)
     ]
     y = {"field": "method", "type": "nominal", "sort": list(METHODS), "title": None}
     x = {"type": "quantitative", "scale": {"domain": [0.92, 0.98], "zero": False}, "title": None}
     axis = {"format": ".0%", "tickCount": 4}
     return {
-        "title": "final accuracy, mean ± std of ten seeds",
-        "width": 250,
-        "height": 250,
+        "title": "Final accuracy, ten seeds",
+        "width": 210,
+        "height": 260,
         "data": {"values": values},
-        "encoding": {"y": {**y, "axis": {"domain": False, "ticks": False, "labelFontSize": 13}}, "color": colour},
+        "encoding": {"y": {**y, "axis": {"domain": False, "ticks": False, **_own_colours()}}, "color": colour},
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 2.5},
@@ -115,11 +116,18 @@ def _final(colour: dict[str, Any], ink: str) -> dict[str, Any]:
                 "encoding": {"x": {"field": "mean", **x}},
             },
             {
-                "mark": {"type": "text", "dy": -13, "fontSize": 12, "color": ink},
+                "mark": {"type": "text", "dy": -13, "fontSize": 14, "color": ink},
                 "encoding": {"x": {"field": "mean", **x}, "text": {"field": "text"}, "color": {"value": ink}},
             },
         ],
     }
+
+
+def _own_colours() -> dict[str, Any]:
+    """Return labels in the colours of the curves: they are the legend."""
+    *others, (_, last) = [(f"datum.value == '{method}'", colour) for method, colour in METHODS.items()]
+    conditions = [{"test": test, "value": colour} for test, colour in others]
+    return {"labelFontSize": 16, "labelFontWeight": "bold", "labelColor": {"condition": conditions, "value": last}}
 
 
 def images() -> dict[Path, bytes]:

@@ -133,12 +133,12 @@ def drift() -> Figure:
                 "field": "point",
                 "type": "nominal",
                 "scale": {"domain": ["a client's optimum", "the optimum of all"], "range": ["circle", "cross"]},
-                "title": None,
+                "legend": {"title": None, "orient": "bottom"},
             }
         },
     }
     line["transform"] = [{"filter": "isValid(datum.line)"}]
-    axis = {"axis": {"tickCount": 4}, "scale": {"nice": False}}
+    axis = {"axis": {"tickCount": 4}, "scale": {"domain": [-1.2, 2.2], "nice": False}}
     chart = {
         "data": {"values": rows + points},
         "facet": {"column": {"field": "panel", "sort": panels, "title": None}},

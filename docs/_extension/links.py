@@ -1,6 +1,7 @@
 """Links: those of a page that lead out of docs/ are rewritten, and those of the built site are checked."""
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import normpath, relpath
@@ -11,6 +12,7 @@ from sphinx.util import logging
 
 log = logging.getLogger(__name__)
 
+ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -25,16 +27,21 @@ PAGES = {
     "results/paper": "reproduction.md",
 }
 """Files and folders outside docs/ that have a page of the site; other files are offered as downloads."""
+NAMED = re.compile(r"(?<=\[)[\w-]+\.md(?=\]\(([^)#\s]+))")
+"""The text of a link that is the name of a file: the site shows the title of the page."""
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)"[^>]*>\s*<img src="([^"]+)" alt="([^"]+)">\s*</picture>'
 )
-BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def rewrite(text: str, folder: str, page: str) -> str:
     """Return the text of a file in a folder of the repository with the links that it needs as a page of docs/."""
     base = normpath(f"docs/{page}/..")
+
+    def titled(match: re.Match[str]) -> str:
+        return title((ROOT / normpath(f"{folder}/{match[1]}")).read_text(encoding="utf-8"))
 
     def target(match: re.Match[str]) -> str:
         path = normpath(f"{folder}/{match[1]}")
@@ -44,11 +51,21 @@ def rewrite(text: str, folder: str, page: str) -> str:
     text = PICTURE.sub(
         lambda match: f"![{match[3]}]({match[2]}){{.only-light}}\n![{match[3]}]({match[1]}){{.only-dark}}", text
     )
+    return outside_code(text, lambda prose: LINK.sub(target, NAMED.sub(titled, prose)))
+
+
+def title(text: str) -> str:
+    """Return the title of a page."""
+    return text.partition("# ")[2].partition("\n")[0].replace("`", "")
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Return a text of which all but the code is changed."""
     parts, end = [], 0
-    for block in BLOCK.finditer(text):
-        parts += [LINK.sub(target, text[end : block.start()]), block[0]]
-        end = block.end()
-    return "".join([*parts, LINK.sub(target, text[end:])])
+    for code in CODE.finditer(text):
+        parts += [change(text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, change(text[end:])])
 
 
 class _Page(HTMLParser):

@@ -8,6 +8,10 @@ from typing import Any
 from _extension import commands, examples, fields, figures, ladder, links, messages, notebooks, plain_text
 
 ROOT = Path(__file__).parents[2]
+NO_BREAK = "\u00a0"
+UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMG]?B|m?s)\b)|(?<=\w) (?=[=±] -?\d)|(?<=[=±]) (?=-?\d)", re.ASCII)
+"""The spaces around a number, before its unit or in "C = 2", at which a line does not break."""
+LINE = re.compile(r"^(?!#).+$", re.MULTILINE)
 COMMENT = re.compile(r"^<!-- site: (\w+)(?: (.+?))? -->$", re.MULTILINE)
 
 
@@ -49,3 +53,9 @@ def expand(app: Any, name: str, source: list[str]) -> None:
     text = links.rewrite(source[0], str(Path("docs", name).parent), name)
     source[0] = COMMENT.sub(lambda comment: PARTS[comment[1]](*(comment[2] or "").split()), text)
     plain_text.keep(app.env, name, source[0])
+    source[0] = links.outside_code(source[0], unbroken)
+
+
+def unbroken(prose: str) -> str:
+    """Return prose in which no line breaks at a number. Headings stay as they are: their anchors are made of them."""
+    return LINE.sub(lambda line: UNIT.sub(NO_BREAK, line[0]), prose)

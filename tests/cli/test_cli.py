@@ -249,6 +249,14 @@ def test_help_does_not_escape_brackets(keel: Keel, command: str) -> None:
     assert "\\[" not in shown
 
 
+@pytest.mark.parametrize("command", ["", "data", "deploy", "paper"])
+def test_the_list_of_commands_fits_80_columns(keel: Keel, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = keel(*command.split(), "--help").out.partition("Commands:")[2]
+    assert "." in shown
+    assert "..." not in shown
+
+
 def test_help_does_not_import_pytorch() -> None:
     code = "import sys, keel.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -112,6 +112,29 @@ def test_every_algorithm_has_a_page_with_a_curve() -> None:
         assert f"](../images/algorithms/{name}.svg)" in (ROOT / f"docs/algorithms/{name}.md").read_text()
 
 
+def test_the_curves_of_the_pages_are_the_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    curves = import_module("algorithm_curves")
+    recorded = json.loads(curves.CURVES.read_text())
+    assert list(recorded) == list(curves.TASKS)
+    assert all(set(methods) == set(REGISTRY) for methods in recorded.values())
+    for path, image in curves.images(["ghbm", "centralized"]).items():
+        assert path.read_bytes() == image, "run python tools/algorithm_curves.py draw"
+
+
+def test_the_choosing_page_has_the_recorded_accuracies_with_hyper_parameters_of_another_task() -> None:
+    scarce = json.loads((ROOT / "results/algorithm_curves.json").read_text())["one class per client, C = 2 %"]
+    [sentence] = re.findall(
+        r"Over the last 100 of 400 rounds.*?sensitive", (ROOT / "docs/choosing.md").read_text(), re.DOTALL
+    )
+    stated = dict(re.findall(r"(\w+)(?: has|, with)? (\d+) %", " ".join(sentence.split())))
+    assert set(stated) == {"GHBM", "FedAvg", "FedHBM", "FedCM", "FedSpeed", "FedExP"}
+    for title, percent in stated.items():
+        curve = scarce[title.lower()]
+        late = [mean for round_, mean in zip(curve["rounds"], curve["mean"], strict=True) if round_ > 300]
+        assert round(100 * sum(late) / len(late)) == int(percent), title
+
+
 def test_every_algorithm_page_links_to_its_paper() -> None:
     without = [
         name for name in REGISTRY if "https://arxiv.org/abs/" not in (ROOT / f"docs/algorithms/{name}.md").read_text()

@@ -37,8 +37,20 @@ def test_the_figure_shows_the_recorded_results(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(ROOT / "tools")
     figure = import_module("readme_figure")
     [alt] = re.findall(r'alt="([^"]+)"', TEXT)
-    for row in figure.rows():
+    others = re.findall(r"(SCAFFOLD|FedACG with full lookahead) \(([\d.]+) %\)", " ".join(TEXT.split()))
+    assert len(others) == 2
+    for label, accuracy in others:
+        [row] = figure.rows([label.replace("with full lookahead", "lookahead=full")])
+        assert f"{100 * row['accuracy_mean']:.1f}" == accuracy
+    for row in figure.rows(figure.METHODS):
         accuracy = f"{100 * row['accuracy_mean']:.1f} %"
         assert f"{row['label']} {accuracy}" in alt
         for theme in figure.THEMES:
             assert accuracy in (figure.IMAGES / f"drift-{theme}.svg").read_text(), "run python tools/readme_figure.py"
+
+
+def test_the_badges_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    for path, content in import_module("badges").badges().items():
+        assert path.read_text(encoding="utf-8") == content, "run python tools/badges.py"
+        assert f"]({path.relative_to(ROOT).as_posix()})](" in TEXT

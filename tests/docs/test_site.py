@@ -151,6 +151,7 @@ def test_links_out_of_the_pages_are_rewritten(links: ModuleType) -> None:
     expected = "[a](index.md) [b](data.md#x) [c](https://a.b/c.md) [d](../results/x.json) [e](contributing.md#map)"
     assert links.rewrite(text, "docs", "page") == expected
     assert links.rewrite("[a](../data.md)", "docs/algorithms", "algorithms/ghbm") == "[a](../data.md)"
+    assert links.rewrite("see [data.md](data.md#partitions)", "docs", "page") == "see [Data](data.md#partitions)"
     assert links.rewrite("[a](docs/data.md) [b](LICENSE)", ".", "index") == "[a](data.md) [b](../LICENSE)"
     assert links.rewrite("```text\n[a](../README.md)\n```", "docs", "page") == "```text\n[a](../README.md)\n```"
 

@@ -30,6 +30,7 @@ def test_too_few_rounds_have_no_picture(tmp_path: Path) -> None:
 
 
 def test_the_bars_of_the_deviation_are_proportional() -> None:
-    _, classical, generalised = deviation_picture({1: [(100, 2.0), (110, 4.0)], 100: [(100, 1.0), (110, 1.0)]})
-    assert (classical.count("█"), generalised.count("█")) == (30, 10)
-    assert (classical.split()[-1], generalised.split()[-1]) == ("3.00", "1.00")
+    _, classical, generalised, none = deviation_picture({1: [(100, 2.0), (110, 4.0)], 100: [(100, 2.0), (110, 2.0)]})
+    assert (classical.count("█"), generalised.count("█"), none.count("█")) == (30, 20, 10)
+    assert (classical.split()[-1], generalised.split()[-1]) == ("3.00", "2.00")
+    assert len({len(line) for line in (classical, generalised, none)}) == 1

@@ -21,7 +21,7 @@ def campaign(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the experiments of the paper in order of their value until the hours are over.
+    """Run the paper's experiments for some hours. Those that say most about its claims come first.
 
     Runs that have finished are not repeated, and interrupted ones are resumed, so that a campaign of days can be split
     into sessions. Render the results with keel paper run NAME --as-is. Example: keel campaign --hours 8

@@ -51,21 +51,21 @@ def demo(
 
     Example: keel demo
     """
-    from keel.cli.demo import demo_jobs, deviation_job, measured_deviation
+    from keel.cli.demo import TITLE, demo_jobs, deviation_job, measured_deviation
     from keel.report.comparison import compare as compare_runs
     from keel.report.picture import curves_picture, deviation_picture
     from keel.runs.compare import run_jobs
 
     *folders, measured = run_jobs([*demo_jobs(out, seeds, rounds), deviation_job(out, rounds)], quiet)
     comparison, deviation = compare_runs(folders, "fedavg", skip_damaged=True), measured_deviation(measured)
-    page = _write_page(out, "fedavg", None, deviation)
+    page = _write_page(out, "fedavg", None, deviation, TITLE)
     if as_json:
         print_json(comparison.rows())
         return
     from keel.cli.terminal import console
 
     console.print()
-    console.print(f"Handwritten digits, 100 clients with one class each, one per round, {seeds} seeds.\n")
+    console.print(f"{TITLE}, {seeds} seed{'s' * (seeds > 1)}.\n")
     _print_text(comparison, interval=False, cost=False)
     for picture in (curves_picture(comparison), deviation_picture(deviation)):
         if picture:
@@ -288,7 +288,13 @@ def _print_markup(comparison: "Comparison", form: Format | None, interval: bool,
     typer.echo(write(comparison, interval, more))
 
 
-def _write_page(folder: Path, baseline: str | None, target: float | None, deviation: "Deviation | None" = None) -> Path:
+def _write_page(
+    folder: Path,
+    baseline: str | None,
+    target: float | None,
+    deviation: "Deviation | None" = None,
+    title: str | None = None,
+) -> Path:
     """Write the page on all runs in a folder, including those of earlier commands."""
     from keel.report.comparison import compare as compare_runs
     from keel.report.page import write_report
@@ -296,7 +302,7 @@ def _write_page(folder: Path, baseline: str | None, target: float | None, deviat
 
     page = folder / "report.html"
     comparison = compare_runs(find_runs([folder]), baseline, target, skip_damaged=True)
-    _print_problems(comparison, write_report(comparison, page, deviation))
+    _print_problems(comparison, write_report(comparison, page, deviation, title))
     return page
 
 

@@ -88,7 +88,7 @@ def data_show(
     seed: Annotated[int | None, typer.Option(help="Seed of the partition.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a data set is partitioned: client sizes and label distributions.
+    """Show the clients of a partitioned data set: sizes and labels.
 
     Example: keel data show digits --alpha 0.5
     """

@@ -11,6 +11,8 @@ from keel.report.picture import Deviation
 from keel.runs.folder import RunFolder
 from keel.runs.parallel import Job
 
+TITLE = "Handwritten digits, 100 clients with one class each, one per round"
+"""The task, for the terminal and the page."""
 HIDDEN = ".deviation"
 """The folder of the run that measures the deviation: hidden, so that it is no method of a report on the demo."""
 

@@ -19,7 +19,9 @@ def new(
     sites: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 3,
     algorithm: Annotated[str, typer.Option(help="Name of the algorithm, see keel algorithms.")] = "localghbm",
 ) -> None:
-    """Create a new federation: a folder with a Flower app, scripts and a README with every command.
+    """Create a folder with a Flower app, scripts and a README.
+
+    The README has every command of a federation.
 
     Example: keel deploy new my-federation --sites 3
     """
@@ -38,7 +40,9 @@ def check(
         bool, typer.Option("--simulate", help="Also simulate on one machine, and compare the models' hashes.")
     ] = False,
 ) -> None:
-    """Run a federation's app in one process, on synthetic data, before you install it on other machines.
+    """Run a federation's app here, on synthetic data.
+
+    Do this before you install it on other machines.
 
     Example: keel deploy check my-federation
     """
@@ -53,7 +57,7 @@ def certificates(
     hosts: Annotated[list[str], typer.Argument(help="Names and addresses under which the sites reach the server.")],
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("certificates"),
 ) -> None:
-    """Create a certificate authority and the server's certificate.
+    """Create the authority and the server's certificate.
 
     Example: keel deploy certificates keel.example.org
     """
@@ -68,7 +72,9 @@ def certificates(
 def key(
     path: Annotated[Path, typer.Argument(help="The file for the private key.")],
 ) -> None:
-    """Create the keys of a site: one identifies its node, one is for its certificate. Run this at the site.
+    """Create a site's two keys. Run this at the site.
+
+    One key identifies its node, the other is for its certificate.
 
     Example: keel deploy key keys/site-0
     """
@@ -89,7 +95,7 @@ def proxy(
     superlink: Annotated[str, typer.Option(help="Address and port of Flower's server.")] = "127.0.0.1:8000",
     largest_body: Annotated[str, typer.Option(help="Largest request of a site, with the unit k, m or g.")] = "16m",
 ) -> None:
-    """Write nginx.conf, the configuration of the proxy in front of the server.
+    """Write nginx.conf for the proxy in front of the server.
 
     Example: keel deploy proxy --listen 0.0.0.0:443
     """
@@ -104,7 +110,9 @@ def site_certificate(
     request: Annotated[Path | None, typer.Option(help="The site's request; by default keys/site-N.csr.")] = None,
     certificates: Annotated[Path, CERTIFICATES] = Path("certificates"),
 ) -> None:
-    """Sign the certificate with which a site passes the proxy. Run this on the server.
+    """Sign the certificate of a site. Run this on the server.
+
+    The site passes the proxy with it.
 
     Example: keel deploy site-certificate 0
     """
@@ -118,7 +126,9 @@ def site_certificate(
 
 @app.command()
 def renew(certificates: Annotated[Path, CERTIFICATES] = Path("certificates")) -> None:
-    """Renew the certificates of the server and of all sites for a year, with the same keys and authority.
+    """Renew all certificates for a year.
+
+    The keys and the authority stay the same.
 
     Example: keel deploy renew
     """
@@ -140,7 +150,7 @@ def revoke(
     site: Annotated[int, typer.Argument(min=0, help="The number of the site.")],
     certificates: Annotated[Path, CERTIFICATES] = Path("certificates"),
 ) -> None:
-    """Revoke every certificate of a site, for example after a theft.
+    """Revoke all certificates of a site, as after a theft.
 
     Example: keel deploy revoke 0
     """
@@ -212,7 +222,9 @@ def doctor(
     port: Annotated[int, typer.Option(help="On the server: the port of Flower's server.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the machine, certificates, connection, clock and data. It prints no example; exit code 1 if a check fails.
+    """Check machine, certificates, connection, clock and data.
+
+    No example is printed. The exit code is 1 if a check fails.
 
     Without --server and --node-config it checks the server.
 
@@ -257,7 +269,9 @@ def approve(
     approved: Annotated[Path, typer.Option(help="The folder of the approval.")] = Path("approved"),
     yes: Annotated[bool, typer.Option("--yes", help="Approve without a question.")] = False,
 ) -> None:
-    """Show an app's files and what has changed since the last approval, and let this site run it.
+    """Show an app and its changes, and let this site run it.
+
+    The changes are those since the last approval.
 
     Example: keel deploy approve my-federation
     """
@@ -291,7 +305,9 @@ def node(
     approved: Annotated[Path, typer.Option(help="The folder of the approval.")] = Path("approved"),
     policy: Annotated[Path, typer.Option(help="The policy of this site.")] = Path("site.toml"),
 ) -> None:
-    """Run the node of a site: flower-supernode with its options, which runs only the approved app.
+    """Run a site's node, which runs only the approved app.
+
+    It is flower-supernode, and takes its options.
 
     start_site.sh calls it. Example: keel deploy node --certificate certificates/site-0.crt
     --certificate-key keys/site-0.key --superlink keel.example.org:8443 --root-certificates certificates/ca.crt
@@ -315,7 +331,9 @@ def superlink(
         int, typer.Option(min=1, help="Largest reply of a site in apps that do not announce its size.")
     ] = 1024,
 ) -> None:
-    """Run Flower's server: flower-superlink with its options, which refuses replies that are too large to be valid.
+    """Run Flower's server, which refuses oversized replies.
+
+    It is flower-superlink, and takes its options.
 
     start_server.sh calls it. The server app announces the size of its replies in the folder KEEL_SERVER_STATE.
     Example: keel deploy superlink --host 127.0.0.1 --port 8000 --database state.db
@@ -340,7 +358,7 @@ def clean(
     policy: Annotated[Path, typer.Option(help="The policy of this site.")] = Path("site.toml"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove the client state of trainings that no round has used for some days.
+    """Remove client states that no training has used lately.
 
     Example: keel deploy clean --days 90 --dry-run
     """

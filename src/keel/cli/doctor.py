@@ -19,7 +19,7 @@ VERSIONS = {"keel": "keel-fl", "torch": "torch", "numpy": "numpy"}
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the installation: versions, extras, data, disk, memory and GPU. Exit code 1 if a check fails.
+    """Check this machine and what is installed. Exit code 1 if a check fails.
 
     Example: keel doctor
     """

@@ -28,7 +28,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the trained model of a run as a safetensors file, with a model card next to it.
+    """Write the trained model of a run as a safetensors file. A model card is written next to it.
 
     Example: keel export runs/digits-mlp-ghbm-seed0 -o model.safetensors
     """

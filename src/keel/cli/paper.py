@@ -30,7 +30,7 @@ class Scale(StrEnum):
 
 @app.command("list")
 def paper_list(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
-    """List the tables and figures: what they show, what they cost, which runs have finished.
+    """List the tables and figures, their cost and finished runs.
 
     Example: keel paper list
     """

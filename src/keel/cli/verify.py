@@ -13,7 +13,7 @@ def verify(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs, or folders above them.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check that every file of a run has the content that was written. The exit code is 1 if one has not.
+    """Check that the files of a run are as they were written. The exit code is 1 if one is not.
 
     The checkpoints of a run that a process is writing are not checked.
 
@@ -49,7 +49,7 @@ def verify(
 
 
 def repair(path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]) -> None:
-    """Restore a damaged run from the parts that are intact, so that keel resume can continue it.
+    """Restore a damaged run from its intact parts. Then keel resume can continue it.
 
     Example: keel repair runs/digits-mlp-ghbm-seed0
     """

@@ -72,7 +72,7 @@ LOSS_OVER_EXAMPLES = Quantity("mean loss over all examples", ".0e")
 HORIZON = Quantity("rounds T", ",d")
 DISSIMILARITY = Quantity("gradient dissimilarity G", ",d")
 SQUARED_GRADIENT = Quantity("mean squared gradient norm over T rounds", ".3~g")
-DEVIATION = Quantity("relative deviation", ".3~g")
+DEVIATION = Quantity("distance from the direction of all clients", ".3~g")
 
 
 def metric(title: str, is_fraction: bool) -> Quantity:

@@ -33,13 +33,16 @@ STEPS = 100
 """Minimum number of steps of the slider."""
 
 
-def write_report(comparison: Comparison, path: Path, deviation: Deviation | None = None) -> str | None:
+def write_report(
+    comparison: Comparison, path: Path, deviation: Deviation | None = None, title: str | None = None
+) -> str | None:
     """Write the tables and charts of all settings as one HTML file without external resources.
 
     Args:
         comparison: What the page is about.
         path: The file.
         deviation: How far momentum is from the direction of all clients, to be shown in the first setting.
+        title: The heading of the page; by default the data set and the model.
 
     Returns:
         Why the page has no charts; None if it has them.
@@ -48,7 +51,7 @@ def write_report(comparison: Comparison, path: Path, deviation: Deviation | None
         vega, problem = browser_script(), None
     except CannotDraw as error:
         vega, problem = "", str(error)
-    page = page_html(comparison, vega, problem, deviation=deviation)
+    page = page_html(comparison, vega, problem, deviation=deviation, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, [page.encode()])  # a full disk must not destroy an earlier page
     return problem
@@ -60,6 +63,7 @@ def page_html(
     problem: str | None = None,
     update: str = "",
     deviation: Deviation | None = None,
+    title: str | None = None,
 ) -> str:
     """Return the page.
 
@@ -69,6 +73,7 @@ def page_html(
         problem: Why there is no such script.
         update: Where the page fetches its next state, if a server answers there.
         deviation: See `write_report`.
+        title: See `write_report`.
     """
     parts = sections(comparison, deviation or {})
     data = [_data(part) for part in parts]
@@ -80,7 +85,7 @@ def page_html(
         vega,
         update,
         {"paper": PAPER, "sections": data},
-        title=" · ".join(sorted({setting.heading for setting in comparison.settings})),
+        title=title or " · ".join(sorted({setting.heading for setting in comparison.settings})),
         setting="; ".join(
             [
                 f"{runs} run{'s' * (runs != 1)}",

@@ -14,6 +14,9 @@ WIDTH = 50
 LATER = 2
 """The vertical range is that of all but the first of so many parts of the rounds."""
 
+NO_MOMENTUM = "no momentum"
+"""The label of the distance 1: that of an update of zero."""
+
 Deviation = Mapping[int, Sequence[tuple[int, float]]]
 """By tau: rounds, and the relative deviation of the mean of the last tau pseudo-gradients from that of all clients."""
 
@@ -40,13 +43,14 @@ def deviation_picture(deviation: Deviation) -> list[str]:
     means = {tau: fmean(value for _, value in points) for tau, points in deviation.items() if points}
     if len(means) < 2:
         return []
-    longest = max(means.values())
-    title = "Distance of the momentum from the direction of all clients (1: no momentum):"
-    bars = [f"{'█' * max(1, round(30 * mean / longest)):30}  {mean:.2f}" for mean in means.values()]
-    return [
-        title,
-        *(f"last {tau:3} round{'s' if tau > 1 else ' '}  {bar}" for tau, bar in zip(means, bars, strict=True)),
+    lengths = {f"momentum over the last {tau} round{'s' * (tau > 1)}": mean for tau, mean in means.items()}
+    lengths |= {NO_MOMENTUM: 1.0}
+    margin, longest = max(map(len, lengths)), max(lengths.values())
+    bars = [
+        f"{label:{margin}}  {'█' * max(1, round(30 * length / longest)):30}  {length:.2f}"
+        for label, length in lengths.items()
     ]
+    return ["Distance from the direction of all clients:", *bars]
 
 
 def _columns(values: np.ndarray) -> np.ndarray:

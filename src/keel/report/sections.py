@@ -20,7 +20,7 @@ from keel.report.label_distribution import picture_labels
 from keel.report.loaded_run import LoadedRun
 from keel.report.loading import varied_fields
 from keel.report.method import Method
-from keel.report.picture import Deviation
+from keel.report.picture import NO_MOMENTUM, Deviation
 from keel.report.recorded import Series
 
 SHOWN = 8
@@ -161,7 +161,7 @@ class Section:
             if _has_values(self.drift, name):
                 result[name] = charts.lines(labels, charts.ROUNDS, quantity, live=live)
         if "deviation" in self.heatmaps:
-            taus = [_tau_label(tau) for tau in self.deviation]
+            taus = [*(_tau_label(tau) for tau in self.deviation), NO_MOMENTUM]
             result["deviation"] = charts.lines(taus, charts.ROUNDS, charts.DEVIATION, live=live)
         for name, quantity in self.other_quantities.items():
             result[name] = charts.lines(labels, charts.ROUNDS, quantity, single, live=live)
@@ -221,6 +221,10 @@ class Section:
                 {"method": _tau_label(tau), "x": x, "mean": value, "low": value, "high": value}
                 for tau, points in self.deviation.items()
                 for x, value in points
+            ]
+            ends = {row["x"] for row in result["deviation"]}
+            result["deviation"] += [
+                {"method": NO_MOMENTUM, "x": x, "mean": 1.0, "low": 1.0, "high": 1.0} for x in (min(ends), max(ends))
             ]
         if self.cohort_run:
             result["participation"] = _participation(self.cohort_run)

@@ -13,7 +13,7 @@ from keel.runs.findings import Finding
 
 DISTRIBUTION = "keel-fl"
 EXTRAS = {
-    "vision": "the models MobileNetV2 and ViT-B/16, pretrained weights, folders of images",
+    "vision": "MobileNetV2, ViT-B/16, pretrained weights, folders of images",
     "text": "the data set Stack Overflow, which is in HDF5 files",
     "table": "tables in Parquet files",
     "datasets": "data sets of Hugging Face and flwr-datasets",
