@@ -1,6 +1,7 @@
 """Each privacy mechanism and robust mean against a naive second implementation, and the distribution of the noise."""
 
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from keel.algorithms.base import Context, Message, Report
 from keel.core.mechanisms import Sender, ServerRound
 from keel.privacy.central import CLIP, AdaptiveClip, PrivateMean, _nodes
 from keel.privacy.clipping import ClipReport, clipped, joint_norm
-from keel.privacy.robust import geometric_median, median, trimmed_mean
+from keel.privacy.robust import RobustMean, geometric_median, median, trimmed_mean
 
 CTX = Context(round=1, clients=10, cohort=2, share=0.2, period=5.0, lr=0.1, server_lr=1.0)
 
@@ -142,6 +143,15 @@ def test_the_geometric_median_minimises_the_sum_of_distances() -> None:
     assert np.allclose(found, naive, atol=1e-2)
     same = reports([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
     assert torch.allclose(geometric_median(same)["delta"], torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("take", [median, lambda held: trimmed_mean(held, 0.4), geometric_median])
+@pytest.mark.parametrize("length", [1e9, 1e30, float("inf"), float("nan")])
+def test_two_of_five_cannot_move_a_robust_mean_however_long_their_reports(take: Any, length: float) -> None:
+    honest = [[1.0, 1.0], [1.2, 0.8], [0.9, 1.1]]
+    held = reports(*honest, [-length, length], [-length, -length])
+    point = RobustMean(take).mean(held, at(zeros(2))).message["delta"]
+    assert float((point - 1.0).abs().max()) <= 0.25
 
 
 @pytest.mark.parametrize("take", [median, lambda held: trimmed_mean(held, 0.2), geometric_median])
