@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from keel.config.defaults import make_spec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
 from keel.core.task import Task
+from keel.report.significance import half_width
 from keel.runs.build import build, make_task
 
 ROOT = Path(__file__).parents[1]
@@ -31,13 +32,15 @@ BEGIN, END = "<!-- {} -->", "<!-- end -->"
 ALGORITHMS = {"fedavg": "FedAvg", "fedavgm": "FedAvgM", "scaffold": "SCAFFOLD", "ghbm": "GHBM", "fedhbm": "FedHBM"}
 EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
 TUNED = 2.0
-CLIPS, RATES, TUNING_SEED, SEEDS = (0.1, 0.3), (0.1, 0.4), 100, range(3)
+CLIPS, RATES = (0.03, 0.1, 0.3, 1.0), (0.03, 0.1, 0.4, 1.2)
+TUNING_SEED, SEEDS = 100, range(5)
 CLIENTS, COHORT, ROUNDS, LAST, DELTA = 2000, 100, 60, 3, 1e-5
 
 ATTACKS = ("none", "labels flipped", "negated", "times -10")
 MEANS = ("mean", "clip", "median", "trimmed_mean", "geometric_median")
-SITES = ((3, 1, "iid"), (20, 4, "iid"), (20, 4, "alpha = 0"))
+SITES = ((20, 4, "alpha = 0"), (20, 4, "iid"), (3, 1, "iid"))
 """Clients, malicious clients, partition."""
+POISONED_RATES, POISONED_SEEDS = (0.1, 0.3, 0.5), range(5)
 
 
 def epsilon_study() -> None:
@@ -89,20 +92,29 @@ def _train_private(made: list[Task], algorithm: str, epsilon: float | None, clip
 
 
 def poisoning_study() -> None:
-    """Train with malicious clients: every mean, attack, partition and seed."""
+    """Tune the learning rate of each mean without an attack, then train with malicious clients and other seeds."""
     done = _read(POISONING)
     for clients, malicious, partition in SITES:
-        for attack in ATTACKS:
-            for mean in MEANS:
-                for seed in range(5 if clients == 3 else 3):
-                    key = f"{clients} | {partition} | {attack} | {mean} | {seed}"
-                    if key not in done:
-                        done[key] = _train_poisoned(clients, malicious, partition, attack, mean, seed)
-                        print(key, done[key], flush=True)
-                        _write(POISONING, done)
+        for seed in (TUNING_SEED, *POISONED_SEEDS):
+            for attack in ATTACKS[:1] if seed == TUNING_SEED else ATTACKS:
+                for mean in MEANS:
+                    setting = f"{clients} | {partition} | {mean}"
+                    for lr in POISONED_RATES if seed == TUNING_SEED else [best_rate(done, setting)]:
+                        key = f"{setting} | {attack} | {lr:g} | {seed}"
+                        if key not in done:
+                            done[key] = _train_poisoned(clients, malicious, partition, attack, mean, lr, seed)
+                            print(key, done[key], flush=True)
+                            _write(POISONING, done)
 
 
-def _train_poisoned(clients: int, malicious: int, partition: str, attack: str, mean: str, seed: int) -> float:
+def best_rate(done: dict[str, float], setting: str) -> float:
+    """The learning rate of a mean with the best accuracy on held-out examples, without an attack."""
+    return max(POISONED_RATES, key=lambda lr: done[f"{setting} | {ATTACKS[0]} | {lr:g} | {TUNING_SEED}"])
+
+
+def _train_poisoned(
+    clients: int, malicious: int, partition: str, attack: str, mean: str, lr: float, seed: int
+) -> float:
     server = {} if mean == "mean" else {"clip": "adaptive"} if mean == "clip" else {"mean": mean}
     spec = make_spec(
         {
@@ -110,9 +122,10 @@ def _train_poisoned(clients: int, malicious: int, partition: str, attack: str, m
             "rounds": 15 if clients == 3 else 40,
             "algorithm": {"name": "fedavg"},
             "data": {"clients": clients, **({"partition": "iid"} if partition == "iid" else {"alpha": 0.0})},
+            "local": {"lr": lr},
             "server": {"weighting": "uniform", **server},
             "participation": {"rate": 1.0},
-            "evaluation": {"every": 100, "last": 3},
+            "evaluation": {"every": 100, "last": 3, "on": "validation" if seed == TUNING_SEED else "test"},
             "engine": {"name": "cohort", "workers": 1},
         }
     )
@@ -180,10 +193,8 @@ def _epsilon_table(done: dict[str, float]) -> list[str]:
 
 
 def _spread(values: list[float]) -> str:
-    """The mean and the standard deviation, or how many seeds there are if there are fewer than two."""
-    if len(values) > 1:
-        return f"{fmean(values):.1f} ± {stdev(values):.1f}"
-    return f"{values[0]:.1f} (one seed)" if values else "not run"
+    """The mean and its 95 % half-width over the seeds."""
+    return f"{fmean(values):.1f} ± {half_width(values):.1f}" if len(values) == len(SEEDS) else "not run"
 
 
 def _poisoning_table(done: dict[str, float]) -> list[str]:
@@ -191,16 +202,19 @@ def _poisoning_table(done: dict[str, float]) -> list[str]:
     lines = ["| clients | data | attack | " + " | ".join(titles) + " |", "|---" * (3 + len(MEANS)) + "|"]
     for clients, malicious, partition in SITES:
         for attack in ATTACKS:
-            means = [
-                [100 * v for k, v in done.items() if k.startswith(f"{clients} | {partition} | {attack} | {mean} |")]
-                for mean in MEANS
-            ]
+            means = [_poisoned(done, f"{clients} | {partition} | {mean}", attack) for mean in MEANS]
             if not all(means):  # not all of them have run
                 continue
             row = [f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in means]
             label = partition if partition != "iid" else "IID"
             lines.append(f"| {malicious} of {clients} | {label} | {attack} | " + " | ".join(row) + " |")
     return lines
+
+
+def _poisoned(done: dict[str, float], setting: str, attack: str) -> list[float]:
+    """The accuracy of each seed in percent; empty if a seed has not run."""
+    keys = [f"{setting} | {attack} | {best_rate(done, setting):g} | {seed}" for seed in POISONED_SEEDS]
+    return [100 * done[key] for key in keys] if all(key in done for key in keys) else []
 
 
 def _plot(done: dict[str, float]) -> None:

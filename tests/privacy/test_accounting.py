@@ -14,7 +14,13 @@ from keel.privacy.accounting import Account, _rdp, combined, noise_for, particip
 
 THREE_DIGITS = 5e-4
 """The relative difference within which numbers agree to three digits."""
-EXAMPLES = [(1.1, 256 / 60_000, 14_062), (1.3, 256 / 60_000, 3_516), (1.5, 0.04, 2_250), (0.4, 0.01, 500), (0.1, 1.0, 1)]
+EXAMPLES = [
+    (1.1, 256 / 60_000, 14_062),
+    (1.3, 256 / 60_000, 3_516),
+    (1.5, 0.04, 2_250),
+    (0.4, 0.01, 500),
+    (0.1, 1.0, 1),
+]
 """Noise multiplier, sampling rate and steps. The first is the default of DP-SGD on MNIST in TensorFlow Privacy."""
 
 

@@ -154,6 +154,34 @@ def test_contradictions_are_refused_before_pytorch_is_needed(more: dict[str, Any
     assert "\n" not in str(error.value)
 
 
+UNIFORM = {"participation": {"rate": 0.2, "sampler": "uniform"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"algorithm": {"name": "scaffold"}}, "algorithm.name = 'scaffold'"),
+        ({"compression": {"up": "top_k"}}, "compression.error_feedback"),
+        ({"local": {"steps": 2, "momentum": 0.9, "optimizer_state": "keep"}}, "local.optimizer_state = 'keep'"),
+        ({"model": {"name": "mlp", "buffers": "local"}}, "model.buffers = 'local'"),
+    ],
+)
+def test_a_cohort_of_fixed_size_has_no_bound_if_clients_keep_a_state(more: dict[str, Any], kept: str) -> None:
+    """The states of other clients record who took part before, which sampling without replacement has to hide."""
+    table = {**BASE, "algorithm": {"name": "fedavg"}, "privacy": PRIVATE, **more}
+    with pytest.raises(KeelError) as error:
+        make_spec({**table, **UNIFORM})
+    assert f"'uniform' where clients keep a state ({kept})" in str(error.value)
+    for sampler in ("poisson", "cyclic"):
+        make_spec({**table, "participation": {"rate": 0.2, "sampler": sampler}})
+    make_spec({**BASE, "algorithm": {"name": "ghbm"}, "privacy": PRIVATE, **UNIFORM})
+
+
+def test_whose_state_is_kept_must_not_depend_on_who_took_part() -> None:
+    with pytest.raises(KeelError, match=r"does not support memory\.keep = 5"):
+        make_spec({**BASE, "algorithm": {"name": "scaffold"}, "privacy": PRIVATE, "memory": {"keep": 5}})
+
+
 def test_the_quantile_must_have_enough_noise_of_its_own() -> None:
     with pytest.raises(KeelError, match=r"privacy\.bit_noise"):
         keel.run({**BASE, "privacy": {**PRIVATE, "quantile": 0.5}})
