@@ -10,6 +10,7 @@ import keel
 from keel.algorithms import REGISTRY, algorithm_class
 from keel.config.defaults import completed, make_spec
 from keel.errors import KeelError
+from keel.privacy.clipping import joint_norm
 from keel.runs.build import build, make_task
 from keel.runs.run import resume
 
@@ -89,6 +90,49 @@ def test_engines_have_equal_bits(mechanism: str) -> None:
     assert torch.equal(serial, trained("pool", **MECHANISMS[mechanism]))
     if mechanism != "example":
         assert torch.allclose(serial, trained("cohort", **MECHANISMS[mechanism]), atol=1e-4)
+
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "scaffold": {**MECHANISMS["central"], "compression": {"up": "top_k", "fraction": 0.1}},
+    "ghbm": {**MECHANISMS["local"], "compression": {"up": "int8", "down": "int4"}},
+    "fedhbm": {**MECHANISMS["example"], "compression": {"up": "sign"}},
+}
+
+
+@pytest.mark.parametrize("algorithm", TOGETHER)
+def test_privacy_and_compression_compose_with_equal_bits(algorithm: str) -> None:
+    table = {**TOGETHER[algorithm], "rounds": 4}
+    assert torch.equal(trained("serial", algorithm, **table), trained("pool", algorithm, **table))
+
+
+def test_a_report_that_is_longer_after_decoding_is_clipped_again() -> None:
+    """With error feedback a client may send more than the clipping norm: the mean bounds what is decoded."""
+    table = {**TOGETHER["scaffold"], "privacy": {**PRIVATE, "noise": 0.0, "clip": 0.01}, "rounds": 5}
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}, **table})
+    loop, norms, models = build(spec, make_task(spec)).loop, list[float](), [torch.zeros(0)]
+
+    class Watch(keel.Observer):
+        def client_reported(self, client: int, weight: float, result: Any) -> None:
+            norms.append(joint_norm(result.message))
+
+        def round_recorded(self, record: Any, state: Any, seconds: float) -> None:
+            models.append(state.server["theta"].clone())
+            assert float((models[-1] - models[-2]).norm()) <= 0.01 * len(record["cohort"]) / 4 * 1.001
+
+    models[0] = loop.initial.clone()
+    loop.run(loop.start(), [Watch()])
+    assert max(norms) > 0.01
+
+
+def test_mechanisms_that_are_off_compute_nothing() -> None:
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}})
+    training = build(spec, make_task(spec))
+    local = training.loop.local
+    assert (training.privacy, training.loop.mean, local.gradients, local.downlink) == (None, None, None, None)
+    assert not local.mechanisms
+    records: list[Any] = []
+    training.loop.run(training.loop.start(), [lambda record, *_: records.append(record)])
+    assert not {"epsilon", "clip_norm", "dropped"} & records[0].keys()
 
 
 @pytest.mark.parametrize("mechanism", ["adaptive", "tree"])
