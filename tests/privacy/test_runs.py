@@ -1,5 +1,6 @@
 """Privacy and robust means in whole runs: what is refused, the account, equal bits, budgets, the report of a run."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ import torch
 
 import keel
 from keel.algorithms import REGISTRY, algorithm_class
+from keel.cli.run import _report_end
 from keel.config.defaults import completed, make_spec
 from keel.errors import KeelError
 from keel.privacy.clipping import joint_norm
+from keel.report.comparison import compare
+from keel.report.tables import privacy_losses
 from keel.runs.build import build, make_task
+from keel.runs.finding import find_runs
 from keel.runs.run import resume
 
 PRIVATE = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
@@ -163,6 +168,23 @@ def test_noise_and_epsilon_are_a_budget_that_ends_the_run() -> None:
     assert run.summary["epsilon"] <= budget["epsilon"]
     with pytest.raises(KeelError, match=r"privacy\.epsilon = 0\.001 is used up in the first round"):
         keel.run({**BASE, "privacy": {**PRIVATE, "epsilon": 0.001}})
+
+
+@pytest.mark.parametrize(("mechanism", "unit"), [("central", "1 / 20: .* one client"), ("example", "one example")])
+def test_a_delta_that_promises_nothing_is_reported(mechanism: str, unit: str, caplog: pytest.LogCaptureFixture) -> None:
+    privacy = {**PRIVATE, "mechanism": mechanism, "delta": 0.05}
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}, "privacy": privacy})
+    build(spec, make_task(spec))
+    assert re.search(rf"privacy\.delta = 0\.05 is not below .*{unit}", caplog.text)
+
+
+def test_the_end_of_a_run_and_its_table_have_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = keel.run({**BASE, "privacy": PRIVATE}, out=tmp_path / "run")
+    _report_end(tmp_path / "run", run.summary, as_json=False)
+    epsilon = f"{run.summary['epsilon']:.3g}"
+    assert f"epsilon {epsilon}" in " ".join(capsys.readouterr().out.split())
+    (sheet,) = privacy_losses(compare(find_runs([tmp_path])))
+    assert sheet.rows[0][1:] == [epsilon, "1e-05"]
 
 
 def test_epsilon_alone_sets_the_noise() -> None:
