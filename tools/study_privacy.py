@@ -2,6 +2,7 @@
 
     python tools/study_privacy.py epsilon     trains on MNIST (KEEL_DATA), writes results/privacy_epsilon.json
     python tools/study_privacy.py poisoning   trains on the digits, writes results/privacy_poisoning.json
+    python tools/study_privacy.py noise       prints what momentum makes of noise on the mean, without any data
     python tools/study_privacy.py report      writes the tables of docs/privacy.md and the plot
 
 An interrupted study continues: a run that the file has is not made again.
@@ -9,7 +10,7 @@ An interrupted study continues: a run that the file has is not made again.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from keel.algorithms import Context, Report, algorithm_class
 from keel.config.defaults import make_spec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
@@ -162,6 +164,31 @@ def _run(spec: Any, task: Task, bad: set[int] = frozenset(), factor: float = 1.0
     return records
 
 
+def noise_study() -> None:
+    """Print what each algorithm makes of standard normal noise on the mean, and of a mean of one in each round."""
+    for name in ("fedavg", "fedavgm", "ghbm"):
+        generator = torch.Generator().manual_seed(0)
+        noise = _models(name, lambda generator=generator: torch.randn(10_000, generator=generator))
+        step, last = float((noise[-1] - noise[-2]).std()), float(noise[-1].std())
+        signal = -float(_models(name, lambda: torch.ones(1))[-1])
+        print(f"{name}: noise {step:.2f} in a round, {last:.1f} in the model after {ROUNDS}; signal {signal:.0f}")
+
+
+def _models(name: str, mean: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """The models after each round, if the mean of the reports is `mean()` and the displacement of the local steps."""
+    algorithm = algorithm_class(name)()
+    server = algorithm.init_server(torch.zeros_like(mean()))
+    models = [server["theta"]]
+    for t in range(1, ROUNDS + 1):
+        ctx = Context(t, CLIENTS, COHORT, COHORT / CLIENTS, CLIENTS / COHORT, lr=0.1, server_lr=1.0)
+        received = algorithm.broadcast(server, ctx)
+        moved = algorithm.displacement(models[-1], received, {}, ctx.for_client(1))
+        report = Report({"delta": mean() - (0 if moved is None else moved)}, 1.0, 1)
+        server = algorithm.aggregate(server, [report], ctx)
+        models.append(server["theta"].clone())
+    return models
+
+
 def report() -> None:
     """Write the tables into the page, and the plot."""
     page = PAGE.read_text(encoding="utf-8")
@@ -258,4 +285,4 @@ def _write(file: Path, content: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    {"epsilon": epsilon_study, "poisoning": poisoning_study, "report": report}[sys.argv[1]]()
+    {"epsilon": epsilon_study, "poisoning": poisoning_study, "noise": noise_study, "report": report}[sys.argv[1]]()
