@@ -23,6 +23,7 @@ from keel.config.defaults import make_spec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
 from keel.core.task import Task
+from keel.report.charts import COLOURS
 from keel.report.significance import half_width
 from keel.runs.build import build, make_task
 
@@ -40,9 +41,12 @@ CLIENTS, COHORT, ROUNDS, LAST, DELTA = 2000, 100, 60, 3, 1e-5
 
 ATTACKS = ("none", "labels flipped", "negated", "times -10")
 MEANS = ("mean", "clip", "median", "trimmed_mean", "geometric_median")
-SITES = ((20, 4, "alpha = 0"), (20, 4, "iid"), (3, 1, "iid"))
-"""Clients, malicious clients, partition."""
-POISONED_RATES, POISONED_SEEDS = (0.1, 0.3, 0.5), range(3)
+SITES = (
+    (20, 4, "alpha = 0", (0.1, 0.3, 0.5), range(3)),
+    (20, 4, "iid", (0.5,), range(3)),
+    (3, 1, "iid", (0.5,), range(5)),
+)
+"""Clients, malicious clients, partition, the learning rates among which each mean is tuned, seeds."""
 
 
 def epsilon_study() -> None:
@@ -96,12 +100,13 @@ def _train_private(made: list[Task], algorithm: str, epsilon: float | None, clip
 def poisoning_study() -> None:
     """Tune the learning rate of each mean without an attack, then train with malicious clients and other seeds."""
     done = _read(POISONING)
-    for clients, malicious, partition in SITES:
-        for seed in (TUNING_SEED, *POISONED_SEEDS):
+    for clients, malicious, partition, rates, seeds in SITES:
+        tuned = len(rates) > 1
+        for seed in (TUNING_SEED, *seeds) if tuned else seeds:
             for attack in ATTACKS[:1] if seed == TUNING_SEED else ATTACKS:
                 for mean in MEANS:
                     setting = f"{clients} | {partition} | {mean}"
-                    for lr in POISONED_RATES if seed == TUNING_SEED else [best_rate(done, setting)]:
+                    for lr in rates if seed == TUNING_SEED else [best_rate(done, setting, rates)]:
                         key = f"{setting} | {attack} | {lr:g} | {seed}"
                         if key not in done:
                             done[key] = _train_poisoned(clients, malicious, partition, attack, mean, lr, seed)
@@ -109,9 +114,11 @@ def poisoning_study() -> None:
                             _write(POISONING, done)
 
 
-def best_rate(done: dict[str, float], setting: str) -> float:
+def best_rate(done: dict[str, float], setting: str, rates: Sequence[float]) -> float:
     """The learning rate of a mean with the best accuracy on held-out examples, without an attack."""
-    return max(POISONED_RATES, key=lambda lr: done[f"{setting} | {ATTACKS[0]} | {lr:g} | {TUNING_SEED}"])
+    if len(rates) == 1:
+        return rates[0]
+    return max(rates, key=lambda lr: done[f"{setting} | {ATTACKS[0]} | {lr:g} | {TUNING_SEED}"])
 
 
 def _train_poisoned(
@@ -229,9 +236,14 @@ def _spread(values: list[float]) -> str:
 def _poisoning_table(done: dict[str, float]) -> list[str]:
     titles = ["mean", '`clip = "adaptive"`', "median", "trimmed mean", "geometric median"]
     lines = ["| clients | data | attack | " + " | ".join(titles) + " |", "|---" * (3 + len(MEANS)) + "|"]
-    for clients, malicious, partition in SITES:
+    for clients, malicious, partition, rates, seeds in SITES:
         for attack in ATTACKS:
-            means = [_poisoned(done, f"{clients} | {partition} | {mean}", attack) for mean in MEANS]
+            means = []
+            for mean in MEANS:
+                setting = f"{clients} | {partition} | {mean}"
+                lr = best_rate(done, setting, rates)
+                keys = [f"{setting} | {attack} | {lr:g} | {seed}" for seed in seeds]
+                means.append([100 * done[key] for key in keys if key in done])
             if not all(means):  # not all of them have run
                 continue
             row = [f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in means]
@@ -240,32 +252,27 @@ def _poisoning_table(done: dict[str, float]) -> list[str]:
     return lines
 
 
-def _poisoned(done: dict[str, float], setting: str, attack: str) -> list[float]:
-    """The accuracy of each seed in percent; empty if a seed has not run."""
-    keys = [f"{setting} | {attack} | {best_rate(done, setting):g} | {seed}" for seed in POISONED_SEEDS]
-    return [100 * done[key] for key in keys] if all(key in done for key in keys) else []
-
-
 def _plot(done: dict[str, float]) -> None:
+    """Draw the accuracy against epsilon, with 95 % intervals where all seeds have run."""
     import altair as alt
 
-    rows = [
-        {"method": ALGORITHMS[algorithm], "epsilon": epsilon, "accuracy": fmean(values)}
-        for algorithm, epsilon, values, _, _ in _epsilon_rows(done)
-        if epsilon is not None and values
-    ]
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("epsilon:Q", scale=alt.Scale(type="log", base=2), title="epsilon (delta = 1e-5)"),
-            y=alt.Y("accuracy:Q", scale=alt.Scale(zero=False), title="test accuracy, %"),
-            color=alt.Color("method:N", sort=[*ALGORITHMS.values()]),
-        )
-        .properties(width=420, height=260)
+    rows = []
+    for algorithm, epsilon, values, _, _ in _epsilon_rows(done):
+        if epsilon is not None and values:
+            mean, spread = fmean(values), half_width(values) if len(values) == len(SEEDS) else 0.0
+            ends = {"low": mean - spread, "high": mean + spread}
+            rows.append({"method": ALGORITHMS[algorithm], "epsilon": epsilon, "accuracy": mean, **ends})
+    scale = alt.Scale(type="log", base=2, nice=False, padding=20)
+    axis = {"title": "test accuracy, %", "scale": alt.Scale(zero=False)}
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("epsilon:Q", scale=scale, axis=alt.Axis(values=[1, 2, 4, 8]), title="epsilon (delta = 1e-5)"),
+        color=alt.Color(
+            "method:N", title=None, scale=alt.Scale(domain=[*ALGORITHMS.values()], range=COLOURS[: len(ALGORITHMS)])
+        ),
     )
-    PLOT.parent.mkdir(exist_ok=True)
-    chart.save(str(PLOT))
+    lines = base.mark_line(point=True, strokeWidth=2).encode(y=alt.Y("accuracy:Q", **axis))
+    intervals = base.mark_rule().encode(y=alt.Y("low:Q", **axis), y2="high:Q")
+    alt.layer(lines, intervals).properties(width=480, height=260).save(str(PLOT))
 
 
 def _with(page: str, name: str, lines: Sequence[str]) -> str:
