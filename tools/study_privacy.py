@@ -197,13 +197,16 @@ def _models(name: str, mean: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
 
 def report() -> None:
-    """Write the tables into the page, and the plot."""
+    """Write the tables into the page, and the plot once all seeds have run."""
     page = PAGE.read_text(encoding="utf-8")
     done, poisoned = _read(EPSILON), _read(POISONING)
-    page = _with(page, "epsilon", _epsilon_table(done))
+    epsilon = _epsilon_table(done)
+    if all(len(values) == len(SEEDS) for _, _, values, _, _ in _epsilon_rows(done)):
+        _plot(done)
+        epsilon += ["", f"![Accuracy against epsilon](images/{PLOT.name})"]
+    page = _with(page, "epsilon", epsilon)
     page = _with(page, "poisoning", _poisoning_table(poisoned))
     PAGE.write_text(page, encoding="utf-8")
-    _plot(done)
 
 
 def _epsilon_rows(done: dict[str, float]) -> Iterator[tuple[str, float | None, list[float], float, float]]:
@@ -238,28 +241,33 @@ def _poisoning_table(done: dict[str, float]) -> list[str]:
     lines = ["| clients | data | attack | " + " | ".join(titles) + " |", "|---" * (3 + len(MEANS)) + "|"]
     for clients, malicious, partition, rates, seeds in SITES:
         for attack in ATTACKS:
-            means = []
+            row = []
             for mean in MEANS:
                 setting = f"{clients} | {partition} | {mean}"
                 lr = best_rate(done, setting, rates)
                 keys = [f"{setting} | {attack} | {lr:g} | {seed}" for seed in seeds]
-                means.append([100 * done[key] for key in keys if key in done])
-            if not all(means):  # not all of them have run
-                continue
-            row = [f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in means]
+                row.append(_range([100 * done[key] for key in keys if key in done], len(seeds)))
             label = partition if partition != "iid" else "IID"
             lines.append(f"| {malicious} of {clients} | {label} | {attack} | " + " | ".join(row) + " |")
     return lines
 
 
+def _range(values: list[float], seeds: int) -> str:
+    """The mean and the range over the seeds, and how many of them have run if some are missing."""
+    if not values:
+        return "not run"
+    missing = "" if len(values) == seeds else f"; {len(values)} of {seeds} seeds"
+    return f"{fmean(values):.1f} ({min(values):.1f} to {max(values):.1f}{missing})"
+
+
 def _plot(done: dict[str, float]) -> None:
-    """Draw the accuracy against epsilon, with 95 % intervals where all seeds have run."""
+    """Draw the accuracy against epsilon, with 95 % intervals."""
     import altair as alt
 
     rows = []
     for algorithm, epsilon, values, _, _ in _epsilon_rows(done):
-        if epsilon is not None and values:
-            mean, spread = fmean(values), half_width(values) if len(values) == len(SEEDS) else 0.0
+        if epsilon is not None:
+            mean, spread = fmean(values), half_width(values)
             ends = {"low": mean - spread, "high": mean + spread}
             rows.append({"method": ALGORITHMS[algorithm], "epsilon": epsilon, "accuracy": mean, **ends})
     scale = alt.Scale(type="log", base=2, nice=False, padding=20)
