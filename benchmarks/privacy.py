@@ -8,15 +8,23 @@ Rounds with and without a mechanism alternate, in one process; the median of the
 import sys
 from statistics import median
 from time import process_time
+from typing import Any
 
 from keel.config.defaults import make_spec
 from keel.runs.build import build, make_task
 
-CASES = {
+PRIVACY = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
+CYCLIC = {"participation": {"rate": 0.05, "sampler": "cyclic"}}
+CASES: dict[str, dict[str, Any]] = {
     "none": {},
-    "central": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 1e-5}},
-    "local": {"privacy": {"mechanism": "local", "clip": 0.5, "noise": 1.0, "delta": 1e-5}},
+    "central": {"privacy": PRIVACY},
+    "adaptive": {"privacy": {**PRIVACY, "quantile": 0.5, "bit_noise": 2.0}},
+    "local": {"privacy": {**PRIVACY, "mechanism": "local"}},
+    "tree": {"privacy": {**PRIVACY, "mechanism": "tree"}, **CYCLIC},
+    "median": {"server": {"mean": "median", "weighting": "uniform"}},
+    "trimmed_mean": {"server": {"mean": "trimmed_mean", "weighting": "uniform"}},
     "geometric_median": {"server": {"mean": "geometric_median", "weighting": "uniform"}},
+    "example": {"privacy": {**PRIVACY, "mechanism": "example"}},
 }
 TABLE = {
     "rounds": 1000,

@@ -66,25 +66,27 @@ def table(measured: dict[tuple[str, str], Row]) -> str:
 
 
 def draw(measured: dict[tuple[str, str], Row]) -> None:
-    """Draw the accuracy over all rounds against tau."""
-    values = [
-        {"condition": c, "tau": tau, "accuracy": measured[c, f"GHBM, tau = {tau}"]["overall"]}
-        for c in CONDITIONS
-        for tau in TAUS
-        if (c, f"GHBM, tau = {tau}") in measured
-    ]
-    chart = (
-        alt.Chart(alt.InlineData(values=values))
-        .mark_line(strokeWidth=2, point=True)
-        .encode(
-            x=alt.X("tau:Q", scale=alt.Scale(type="log"), axis=alt.Axis(values=list(TAUS)), title="tau of GHBM"),
-            y=alt.Y("accuracy:Q", title="accuracy over all rounds", scale=alt.Scale(zero=False)),
-            color=alt.Color("condition:N", title=None, scale=alt.Scale(domain=list(CONDITIONS), range=COLOURS[:4])),
-        )
-        .properties(width=560, height=240)
-        .configure_legend(orient="top", columns=2)
+    """Draw the accuracy over all rounds against tau, with 95 % intervals."""
+    values = []
+    for condition in CONDITIONS:
+        for tau in TAUS:
+            if (result := measured.get((condition, f"GHBM, tau = {tau}"))) is not None:
+                mean, spread = result["overall"], result["overall_half_width"]
+                interval = {"low": mean - spread, "high": mean + spread}
+                values.append({"condition": condition, "tau": tau, "accuracy": mean, **interval})
+    x = alt.X(
+        "tau:Q",
+        scale=alt.Scale(type="log", nice=False, padding=25),
+        axis=alt.Axis(values=list(TAUS)),
+        title="tau of GHBM",
     )
-    chart.save(CHART)
+    percent = {"title": "accuracy over all rounds", "axis": alt.Axis(format="%"), "scale": alt.Scale(zero=False)}
+    color = alt.Color("condition:N", title=None, scale=alt.Scale(domain=list(CONDITIONS), range=COLOURS[:4]))
+    base = alt.Chart(alt.InlineData(values=values)).encode(x=x, color=color)
+    lines = base.mark_line(strokeWidth=2, point=True).encode(y=alt.Y("accuracy:Q", **percent))
+    intervals = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", **percent), y2="high:Q")
+    chart = alt.layer(lines, intervals).properties(width=560, height=240)
+    chart.configure_legend(orient="top", columns=2).save(CHART)
 
 
 def report() -> None:

@@ -69,24 +69,35 @@ def table(measured: dict[tuple[str, str], Row]) -> str:
 
 
 def draw(measured: dict[tuple[str, str], Row]) -> None:
-    """Draw the final accuracy against the bytes of the run."""
+    """Draw the final accuracy against the bytes of the run, with 95 % intervals, for codecs with error feedback."""
     values = [
-        {"method": method, "megabytes": result["bytes"] / 1e6, "accuracy": result["final"], "codec": codec}
+        {
+            "method": method,
+            "codec": codec,
+            "megabytes": result["bytes"] / 1e6,
+            "accuracy": result["final"],
+            "low": result["final"] - result["final_half_width"],
+            "high": result["final"] + result["final_half_width"],
+        }
         for (codec, method), result in measured.items()
+        if "error_feedback" not in CODECS[codec]
     ]
-    chart = (
-        alt.Chart(alt.InlineData(values=values))
-        .mark_point(size=80, strokeWidth=2)
-        .encode(
-            x=alt.X("megabytes:Q", scale=alt.Scale(type="log"), title="megabytes of 200 rounds"),
-            y=alt.Y("accuracy:Q", title="final accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
-            color=alt.Color("method:N", title=None, scale=alt.Scale(domain=list(METHODS), range=COLOURS[:3])),
-            shape=alt.Shape("codec:N", title=None, sort=list(CODECS)),
-        )
-        .properties(width=480, height=300)
-        .configure_legend(orient="right", labelLimit=300)
+    shown = [codec for codec, fields in CODECS.items() if "error_feedback" not in fields]
+    percent = {"title": "final accuracy", "axis": alt.Axis(format="%"), "scale": alt.Scale(zero=False)}
+    base = alt.Chart(alt.InlineData(values=values)).encode(
+        x=alt.X(
+            "megabytes:Q",
+            scale=alt.Scale(type="log", nice=False, padding=20),
+            axis=alt.Axis(values=[5, 10, 20, 50, 100]),
+            title="megabytes of 200 rounds",
+        ),
+        color=alt.Color("method:N", title=None, scale=alt.Scale(domain=list(METHODS), range=COLOURS[:3])),
     )
-    chart.save(CHART)
+    shape = alt.Shape("codec:N", title=None, sort=shown)
+    points = base.mark_point(size=80, strokeWidth=2).encode(y=alt.Y("accuracy:Q", **percent), shape=shape)
+    intervals = base.mark_rule().encode(y=alt.Y("low:Q", **percent), y2="high:Q")
+    chart = alt.layer(intervals, points).properties(width=480, height=300)
+    chart.configure_legend(orient="right", labelLimit=300).save(CHART)
 
 
 def report() -> None:

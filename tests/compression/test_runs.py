@@ -74,18 +74,38 @@ def test_the_encoded_message_is_counted_and_the_decoded_one_is_read(codec: str) 
 
 @pytest.mark.parametrize("codec", [TopK(0.1), RandomK(0.1, False), Sign()])
 def test_with_error_feedback_nothing_is_lost_only_delayed(codec: Any) -> None:
-    example = {"delta": torch.zeros(50), "count": torch.zeros(1)}
+    """For each tensor of a stateful algorithm's report, over the rounds in which the client takes part."""
+    example = {"delta": torch.zeros(50), "control": torch.zeros(50), "count": torch.zeros(1)}
     mechanism = Compression(codec, codec, {"report": example, "probe": {}}, feedback=True)
-    state, reported, decoded = mechanism.init_client(), torch.zeros(50), torch.zeros(50)
-    for round in range(1, 6):
-        report = {"delta": torch.randn(50, generator=torch.Generator().manual_seed(round)), "count": torch.ones(1)}
+    state, reported, decoded = mechanism.init_client(), torch.zeros(2, 50), torch.zeros(2, 50)
+    for round in (1, 4, 5, 9):
+        large = torch.randn(2, 50, generator=torch.Generator().manual_seed(round))
         sender = Sender(0, round, 3)
-        message, state = mechanism.encode(report, state, sender)
+        message, state = mechanism.encode(
+            {"delta": large[0], "control": large[1], "count": torch.ones(1)}, state, sender
+        )
         received = mechanism.decode(message, sender)
-        reported, decoded = reported + report["delta"], decoded + received["delta"]
+        reported, decoded = reported + large, decoded + torch.stack([received["delta"], received["control"]])
         assert received["count"] == 1
-    torch.testing.assert_close(decoded + state["delta"], reported)
+    torch.testing.assert_close(decoded + torch.stack([state["delta"], state["control"]]), reported)
     assert not torch.allclose(decoded, reported)
+
+
+def test_a_client_keeps_its_residual_until_it_answers_again() -> None:
+    loop, residuals, waited = loop_of("serial", "scaffold", {"up": "top_k"}), dict[int, Any](), 0
+    name = "keel.mechanism.compression.delta"
+
+    def check(record: Record, state: TrainingState, seconds: float) -> None:
+        nonlocal waited
+        for client, kept in state.clients.items():
+            now, before = kept[name].clone(), residuals.get(client)
+            if before is not None:
+                assert torch.equal(now, before) == (client not in record["cohort"])
+                waited += client not in record["cohort"]
+            residuals[client] = now
+
+    loop.run(loop.start(), [check])
+    assert waited
 
 
 def test_only_with_error_feedback_a_client_keeps_a_residual() -> None:

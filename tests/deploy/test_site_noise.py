@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
@@ -40,9 +41,7 @@ def test_all_tensors_of_a_report_are_clipped_together() -> None:
 def test_noise_has_the_standard_deviation_of_the_policy_and_never_repeats() -> None:
     zeros = {"delta": torch.zeros(100_001)}
     first, second = (clip_and_add_noise(zeros, 2.0, 0.5)["delta"] for _ in range(2))
-    assert float(first.mean()) == pytest.approx(0.0, abs=0.02)
-    assert float(first.std()) == pytest.approx(1.0, rel=0.02)
-    assert float((first.abs() < 1).double().mean()) == pytest.approx(0.6827, abs=0.01)
+    assert stats.kstest(first.numpy(), "norm").pvalue > 1e-6  # without a seed
     assert not torch.equal(first, second)
     assert gaussian(torch.zeros(3, 1, dtype=torch.float64)).shape == (3, 1)
 

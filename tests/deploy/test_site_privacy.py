@@ -20,9 +20,10 @@ LABELS = torch.arange(32) % 2
 BASE = {"algorithm.name": "fedavg", "federation.sites": 3, "federation.out": "-"}
 
 
-def reply(tmp_path: Path, **privacy: Any) -> Any:
+def reply(tmp_path: Path, batch: int = 64, **privacy: Any) -> Any:
     node = node_with(write_policy(tmp_path), tmp_path / "state")
     fields = {f"privacy__{name}": value for name, value in {"clip": 0.5, "delta": 1e-5, **privacy}.items()}
+    fields |= {"local__batch": batch}
     return ask("train", lambda: nn.Linear(4, 2), lambda node: (INPUTS, LABELS), node, torch.zeros(10), **fields).content
 
 
@@ -43,6 +44,20 @@ def test_the_noise_of_a_site_does_not_follow_from_the_seed_and_its_loss_is_hidde
     first, second = (reply(tmp_path, noise=1.0, mechanism=mechanism) for _ in range(2))
     assert not torch.equal(report(first), report(second))
     assert first[messages.REPLY]["loss"] == 0.0
+
+
+def test_the_minibatches_of_a_site_do_not_follow_from_the_seed(tmp_path: Path) -> None:
+    """Without noise two reports differ only by the Poisson samples of the examples."""
+    first, second = (reply(tmp_path, batch=4, noise=0.0, mechanism="example") for _ in range(2))
+    assert not torch.equal(report(first), report(second))
+
+
+def test_sites_know_the_seed_so_that_no_cohort_is_secret() -> None:
+    privacy = {"privacy.clip": 0.5, "privacy.delta": 1e-5, "privacy.noise": 1.0}
+    assert read_settings({**BASE, **privacy})[0].participation.sampler == "cyclic"
+    for sampler in ("poisson", "uniform"):
+        with pytest.raises(KeelError, match=r"participation\.sampler must be 'cyclic'"):
+            read_settings({**BASE, **privacy, "participation.sampler": sampler})
 
 
 @pytest.mark.parametrize(

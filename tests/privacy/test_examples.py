@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -60,7 +61,8 @@ def test_noise_is_added_to_the_sum_also_of_an_empty_minibatch_and_differs_by_cal
         mechanism.gradient(model, per_example_cross_entropy, model.weights, *empty, SENDER, number)[1]
         for number in (0, 1)
     ]
-    assert float(drawn[0].std()) == pytest.approx(1.5 * 2.0 / 10, rel=0.02)
+    assert len(drawn[0]) == 100_000
+    assert stats.kstest(drawn[0].numpy() / (1.5 * 2.0 / 10), "norm").pvalue > 0.001
     assert abs(float(torch.corrcoef(torch.stack(drawn))[0, 1])) < 0.02
 
 
@@ -96,4 +98,5 @@ def attack_advantage(privacy: dict[str, float] | None) -> float:
 
 def test_membership_inference_succeeds_without_privacy_and_fails_with_it() -> None:
     assert attack_advantage(None) > 0.5
+    assert attack_advantage({"clip": 0.2, "noise": 0.0, "delta": 1e-3}) > 0.4  # the noise protects, not the clipping
     assert attack_advantage({"clip": 0.2, "epsilon": 0.5, "delta": 1e-3}) < 0.35

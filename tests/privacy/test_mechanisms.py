@@ -1,6 +1,7 @@
 """Each privacy mechanism and robust mean against a naive second implementation, and the distribution of the noise."""
 
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from scipy import stats
 
 from keel.algorithms.base import Context, Message, Report
 from keel.core.mechanisms import Sender, ServerRound
+from keel.core.randomness import keyed_rng
 from keel.privacy.central import CLIP, AdaptiveClip, PrivateMean, _nodes
 from keel.privacy.clipping import ClipReport, clipped, joint_norm
-from keel.privacy.robust import geometric_median, median, trimmed_mean
+from keel.privacy.robust import RobustMean, geometric_median, median, trimmed_mean
 
 CTX = Context(round=1, clients=10, cohort=2, share=0.2, period=5.0, lr=0.1, server_lr=1.0)
 
@@ -97,17 +99,33 @@ def test_the_noise_on_the_bits_has_the_declared_scale() -> None:
     assert stats.kstest(-np.array(logs) / 0.3, "norm").pvalue > 0.001
 
 
+def prefix_noise(restart: int, steps: int, size: int) -> torch.Tensor:
+    """The noise of the sum of the first steps of a tree, as the binary mechanism is written: after step t, the node
+    that t completes replaces the complete nodes below it, and the sum over the remaining nodes is released."""
+    nodes: dict[int, torch.Tensor] = {}
+    for t in range(1, steps + 1):
+        level = (t & -t).bit_length() - 1
+        drawn = keyed_rng(0, "privacy tree", restart, level, (t >> level) - 1).standard_normal(size, np.float32)
+        nodes = {above: noise for above, noise in nodes.items() if above > level} | {level: torch.from_numpy(drawn)}
+    return sum(nodes.values(), torch.zeros(size))
+
+
 @pytest.mark.parametrize("restart", [7, 8, 13])
-def test_tree_noise_is_that_of_a_naive_binary_tree(restart: int) -> None:
-    """After t rounds the noise of the sum is that of the nodes of the binary digits of t, in each tree."""
-    mean = PrivateMean(1.0, 1.0, 1.0, tree=restart)
-    total, kept = torch.zeros(20_000), torch.zeros(20_000)
+def test_tree_noise_is_that_of_the_binary_mechanism(restart: int) -> None:
+    mean = PrivateMean(clip=2.0, noise=1.5, cohort=10.0, tree=restart)
+    total, finished = torch.zeros(1000), torch.zeros(1000)
     for round in range(1, 2 * restart + 1):
-        total += mean.mean([], at(zeros(20_000), round)).message["delta"]
-        step = (round - 1) % restart + 1
-        assert float((total - kept).square().mean()) == pytest.approx(step.bit_count(), rel=0.06)
-        if step == restart:
-            kept = total.clone()
+        total = total + mean.mean([], at(zeros(1000), round)).message["delta"] * 10 / (2.0 * 1.5)
+        tree, step = divmod(round - 1, restart)
+        torch.testing.assert_close(total, finished + prefix_noise(tree, step + 1, 1000), atol=1e-4, rtol=0)
+        if step + 1 == restart:
+            finished = total
+
+
+def test_the_noise_of_a_prefix_has_the_variance_of_its_binary_digits() -> None:
+    noise = PrivateMean(1.0, 1.0, 1.0, tree=13)
+    total = sum(noise.mean([], at(zeros(20_000), round)).message["delta"] for round in range(1, 12))
+    assert float(total.square().mean()) == pytest.approx((11).bit_count(), rel=0.05)  # type: ignore[union-attr]
 
 
 def test_the_nodes_of_a_prefix_cover_it_once() -> None:
@@ -142,6 +160,15 @@ def test_the_geometric_median_minimises_the_sum_of_distances() -> None:
     assert np.allclose(found, naive, atol=1e-2)
     same = reports([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
     assert torch.allclose(geometric_median(same)["delta"], torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("take", [median, lambda held: trimmed_mean(held, 0.4), geometric_median])
+@pytest.mark.parametrize("length", [1e9, 1e30, float("inf"), float("nan")])
+def test_two_of_five_cannot_move_a_robust_mean_however_long_their_reports(take: Any, length: float) -> None:
+    honest = [[1.0, 1.0], [1.2, 0.8], [0.9, 1.1]]
+    held = reports(*honest, [-length, length], [-length, -length])
+    point = RobustMean(take).mean(held, at(zeros(2))).message["delta"]
+    assert float((point - 1.0).abs().max()) <= 0.25
 
 
 @pytest.mark.parametrize("take", [median, lambda held: trimmed_mean(held, 0.2), geometric_median])

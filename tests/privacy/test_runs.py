@@ -1,5 +1,6 @@
 """Privacy and robust means in whole runs: what is refused, the account, equal bits, budgets, the report of a run."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,14 @@ import torch
 
 import keel
 from keel.algorithms import REGISTRY, algorithm_class
+from keel.cli.run import _report_end
 from keel.config.defaults import completed, make_spec
 from keel.errors import KeelError
+from keel.privacy.clipping import joint_norm
+from keel.report.comparison import compare
+from keel.report.tables import privacy_losses
 from keel.runs.build import build, make_task
+from keel.runs.finding import find_runs
 from keel.runs.run import resume
 
 PRIVATE = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
@@ -91,6 +97,49 @@ def test_engines_have_equal_bits(mechanism: str) -> None:
         assert torch.allclose(serial, trained("cohort", **MECHANISMS[mechanism]), atol=1e-4)
 
 
+TOGETHER: dict[str, dict[str, Any]] = {
+    "scaffold": {**MECHANISMS["central"], "compression": {"up": "top_k", "fraction": 0.1}},
+    "ghbm": {**MECHANISMS["local"], "compression": {"up": "int8", "down": "int4"}},
+    "fedhbm": {**MECHANISMS["example"], "compression": {"up": "sign"}},
+}
+
+
+@pytest.mark.parametrize("algorithm", TOGETHER)
+def test_privacy_and_compression_compose_with_equal_bits(algorithm: str) -> None:
+    table = {**TOGETHER[algorithm], "rounds": 4}
+    assert torch.equal(trained("serial", algorithm, **table), trained("pool", algorithm, **table))
+
+
+def test_a_report_that_is_longer_after_decoding_is_clipped_again() -> None:
+    """With error feedback a client may send more than the clipping norm: the mean bounds what is decoded."""
+    table = {**TOGETHER["scaffold"], "privacy": {**PRIVATE, "noise": 0.0, "clip": 0.01}, "rounds": 5}
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}, **table})
+    loop, norms, models = build(spec, make_task(spec)).loop, list[float](), [torch.zeros(0)]
+
+    class Watch(keel.Observer):
+        def client_reported(self, client: int, weight: float, result: Any) -> None:
+            norms.append(joint_norm(result.message))
+
+        def round_recorded(self, record: Any, state: Any, seconds: float) -> None:
+            models.append(state.server["theta"].clone())
+            assert float((models[-1] - models[-2]).norm()) <= 0.01 * len(record["cohort"]) / 4 * 1.001
+
+    models[0] = loop.initial.clone()
+    loop.run(loop.start(), [Watch()])
+    assert max(norms) > 0.01
+
+
+def test_mechanisms_that_are_off_compute_nothing() -> None:
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}})
+    training = build(spec, make_task(spec))
+    local = training.loop.local
+    assert (training.privacy, training.loop.mean, local.gradients, local.downlink) == (None, None, None, None)
+    assert not local.mechanisms
+    records: list[Any] = []
+    training.loop.run(training.loop.start(), [lambda record, *_: records.append(record)])
+    assert not {"epsilon", "clip_norm", "dropped"} & records[0].keys()
+
+
 @pytest.mark.parametrize("mechanism", ["adaptive", "tree"])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(mechanism: str, tmp_path: Path) -> None:
     table = {**BASE, "rounds": 4, "algorithm": {"name": "fedavgm"}, **MECHANISMS[mechanism]}
@@ -119,6 +168,23 @@ def test_noise_and_epsilon_are_a_budget_that_ends_the_run() -> None:
     assert run.summary["epsilon"] <= budget["epsilon"]
     with pytest.raises(KeelError, match=r"privacy\.epsilon = 0\.001 is used up in the first round"):
         keel.run({**BASE, "privacy": {**PRIVATE, "epsilon": 0.001}})
+
+
+@pytest.mark.parametrize(("mechanism", "unit"), [("central", "1 / 20: .* one client"), ("example", "one example")])
+def test_a_delta_that_promises_nothing_is_reported(mechanism: str, unit: str, caplog: pytest.LogCaptureFixture) -> None:
+    privacy = {**PRIVATE, "mechanism": mechanism, "delta": 0.05}
+    spec = make_spec({**BASE, "algorithm": {"name": "fedavg"}, "privacy": privacy})
+    build(spec, make_task(spec))
+    assert re.search(rf"privacy\.delta = 0\.05 is not below .*{unit}", caplog.text)
+
+
+def test_the_end_of_a_run_and_its_table_have_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = keel.run({**BASE, "privacy": PRIVATE}, out=tmp_path / "run")
+    _report_end(tmp_path / "run", run.summary, as_json=False)
+    epsilon = f"{run.summary['epsilon']:.3g}"
+    assert f"epsilon {epsilon}" in " ".join(capsys.readouterr().out.split())
+    (sheet,) = privacy_losses(compare(find_runs([tmp_path])))
+    assert sheet.rows[0][1:] == [epsilon, "1e-05"]
 
 
 def test_epsilon_alone_sets_the_noise() -> None:
@@ -152,6 +218,34 @@ def test_contradictions_are_refused_before_pytorch_is_needed(more: dict[str, Any
         completed({**BASE, "algorithm": {"name": "fedavg"}, **more})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+UNIFORM = {"participation": {"rate": 0.2, "sampler": "uniform"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"algorithm": {"name": "scaffold"}}, "algorithm.name = 'scaffold'"),
+        ({"compression": {"up": "top_k"}}, "compression.error_feedback"),
+        ({"local": {"steps": 2, "momentum": 0.9, "optimizer_state": "keep"}}, "local.optimizer_state = 'keep'"),
+        ({"model": {"name": "mlp", "buffers": "local"}}, "model.buffers = 'local'"),
+    ],
+)
+def test_a_cohort_of_fixed_size_has_no_bound_if_clients_keep_a_state(more: dict[str, Any], kept: str) -> None:
+    """The states of other clients record who took part before, which sampling without replacement has to hide."""
+    table = {**BASE, "algorithm": {"name": "fedavg"}, "privacy": PRIVATE, **more}
+    with pytest.raises(KeelError) as error:
+        make_spec({**table, **UNIFORM})
+    assert f"'uniform' where clients keep a state ({kept})" in str(error.value)
+    for sampler in ("poisson", "cyclic"):
+        make_spec({**table, "participation": {"rate": 0.2, "sampler": sampler}})
+    make_spec({**BASE, "algorithm": {"name": "ghbm"}, "privacy": PRIVATE, **UNIFORM})
+
+
+def test_whose_state_is_kept_must_not_depend_on_who_took_part() -> None:
+    with pytest.raises(KeelError, match=r"does not support memory\.keep = 5"):
+        make_spec({**BASE, "algorithm": {"name": "scaffold"}, "privacy": PRIVATE, "memory": {"keep": 5}})
 
 
 def test_the_quantile_must_have_enough_noise_of_its_own() -> None:

@@ -16,7 +16,7 @@ from keel.config.overrides import override
 from keel.report.comparison import Comparison, compare
 from keel.report.page import write_charts, write_report
 from keel.report.sections import sections
-from keel.report.tables import change
+from keel.report.tables import change, privacy_losses
 from keel.runs.finding import find_runs
 from keel.runs.folder import RunFolder
 from keel.runs.sealed import seal
@@ -298,6 +298,9 @@ def test_the_privacy_loss_is_shown_where_it_was_recorded(tmp_path: Path) -> None
     assert "<h3>Privacy</h3>" in page
     assert "<td>2.47</td>" in page
     assert "<h3>Other metrics" not in page
+    (sheet,) = privacy_losses(compare(find_runs([tmp_path])))
+    assert sheet.columns == ["method", "epsilon", "delta"]
+    assert [row[1:] for row in sheet.rows] == [["2.47", "-"]]
 
 
 @pytest.mark.parametrize(("network", "word"), [(None, "measured"), (Network(), "modelled")])

@@ -118,6 +118,13 @@ def gradients_per_step(algorithm: Algorithm, sizes: Sequence[int]) -> int:
     return len(evaluated)
 
 
+def keeps_state(algorithm: Algorithm) -> bool:
+    """Whether clients keep a state between their rounds."""
+    import torch
+
+    return bool(algorithm.init_client(torch.zeros(sum(DESCRIBED))))
+
+
 def _client_context(sizes: Sequence[int]) -> ClientContext:
     """The context of the single step of one of ten clients."""
     numbers = {"share": 0.1, "period": 10.0, "lr": 0.1, "server_lr": 1.0}
@@ -139,7 +146,7 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         "name": cls.name,
         "title": cls.title,
         "paper": cls.paper,
-        "stateful": bool(algorithm.init_client(torch.zeros(size))),
+        "stateful": keeps_state(algorithm),
         "mean_suffices": algorithm.mean_suffices,
         **sent,
         "relative_cost": (sent["down"] + sent["up"]) / 2,

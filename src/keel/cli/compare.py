@@ -271,9 +271,9 @@ def _print_text(comparison: "Comparison", interval: bool, cost: bool) -> None:
 
 def _recorded(comparison: "Comparison") -> "list[Sheet]":
     """Return the tables of what the runs recorded beyond the primary metric."""
-    from keel.report.tables import client_metrics, other_metrics
+    from keel.report.tables import client_metrics, other_metrics, privacy_losses
 
-    return [*client_metrics(comparison), *other_metrics(comparison)]
+    return [*client_metrics(comparison), *other_metrics(comparison), *privacy_losses(comparison)]
 
 
 def _print_markup(comparison: "Comparison", form: Format | None, interval: bool, cost: bool) -> None:

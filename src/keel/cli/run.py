@@ -129,9 +129,10 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
         primary = primary_metric(summary)
         rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
         clients = _client_mean(path, primary)
+        epsilon = f"epsilon {summary['epsilon']:.3g}, " if summary.get("epsilon") is not None else ""
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
-            f"{rule}{primary.label} {primary.text(end_value(summary))}, {clients}"
+            f"{rule}{primary.label} {primary.text(end_value(summary))}, {clients}{epsilon}"
             f"{traffic} sent, {summary['seconds']:.1f} s ({summary['engine']})",
             soft_wrap=True,
         )

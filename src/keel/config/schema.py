@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from keel import algorithms, engines, models, registry
-from keel.algorithms import Algorithm, make_algorithm
+from keel.algorithms import Algorithm, keeps_state, make_algorithm
 from keel.config.availability import AvailabilitySpec
 from keel.config.compression import CompressionSpec
 from keel.config.network import Network
@@ -432,6 +432,8 @@ class Spec(_Table):
         privacy.check_sampler(self.participation.sampler)
         field = f"privacy.mechanism = {privacy.mechanism!r}"
         at_server = privacy.mechanism in ("central", "tree")
+        if privacy.mechanism == "central":
+            self._check_private_states(field)
         if at_server and self.availability is not None:
             raise KeelError(f"{field} has no bound for clients that are not always available; remove [availability]")
         if privacy.mechanism != "example" and self.server.weighting != "uniform":
@@ -446,6 +448,35 @@ class Spec(_Table):
             raise KeelError(f"{field} trains one client at a time; engine.name must be 'auto', 'serial' or 'pool'")
         if privacy.mechanism == "example" and self.local.clip is not None:
             raise KeelError(f"{field} clips gradients itself (got local.clip = {self.local.clip:g}); remove local.clip")
+
+    def _check_private_states(self, field: str) -> None:
+        """Raise a KeelError where a client's state depends on who else took part before.
+
+        The bounds of sampled cohorts require that this stays secret. With Poisson sampling a client's state depends on
+        its own participations alone.
+        """
+        if self.memory.keep is not None and self.participation.sampler != "cyclic":
+            raise KeelError(
+                f"{field} does not support memory.keep = {self.memory.keep}: whose state is kept depends on "
+                "who took part; remove it or set participation.sampler = 'cyclic'"
+            )
+        if self.participation.sampler == "uniform" and (kept := self._kept_by_clients()):
+            raise KeelError(
+                f"{field} has no bound for participation.sampler = 'uniform' where clients keep a state ({kept}); use "
+                "'poisson' or 'cyclic'"
+            )
+
+    def _kept_by_clients(self) -> str:
+        """What makes clients keep a state between their rounds; empty if nothing does."""
+        if self.compression is not None and self.compression.feeds_back:
+            return "compression.error_feedback"
+        if self.local.optimizer_state == "keep":
+            return "local.optimizer_state = 'keep'"
+        if self.model.buffers == "local":
+            return "model.buffers = 'local'"
+        if isinstance(self.algorithm, Algorithm) and keeps_state(self.algorithm):
+            return f"algorithm.name = {self.algorithm.name!r}"
+        return ""
 
     @property
     def experiment(self) -> dict[str, Any]:

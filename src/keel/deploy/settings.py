@@ -111,7 +111,12 @@ def _read_federation(table: Mapping[str, Any]) -> Federation:
         raise KeelError(f"federation.{text}") from None
 
 
-def _check_privacy(privacy: PrivacySpec) -> None:
+def _check_privacy(privacy: PrivacySpec, sampler: str) -> None:
+    if privacy.mechanism == "central" and sampler != "cyclic":
+        raise KeelError(
+            "participation.sampler must be 'cyclic' in a federation with privacy.mechanism = 'central' (got "
+            f"{sampler!r}): sampled cohorts would follow from the seed, which sites know"
+        )
     if privacy.noise is None:
         raise KeelError("privacy.noise must be set in a federation: sites do not derive it from privacy.epsilon")
     if privacy.mechanism == "tree" or privacy.quantile is not None:
@@ -131,13 +136,13 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
         )
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
-    table["participation"] = {"rate": 1.0, **table.get("participation", {})}
     bounded = bounds(sites)
-    if isinstance(privacy := table.get("privacy"), Mapping) and privacy.get("mechanism", "central") in (
-        "central",
-        "tree",
-    ):
+    participation: dict[str, Any] = {"rate": 1.0}
+    privacy = table.get("privacy")
+    if isinstance(privacy, Mapping) and privacy.get("mechanism", "central") in ("central", "tree"):
         del bounded["clip"]  # the private mean clips
+        participation["sampler"] = "cyclic"  # sites know the seed, so that no sampling is secret
+    table["participation"] = {**participation, **table.get("participation", {})}
     table["server"] = {**bounded, **table.get("server", {})}
     for field in table.get("engine", {}):
         if field != "device":
@@ -150,7 +155,7 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
     if spec.algorithm.pooled:
         raise KeelError(f"algorithm.name must be a federated algorithm (got {spec.algorithm.name!r})")
     if spec.privacy is not None:
-        _check_privacy(spec.privacy)
+        _check_privacy(spec.privacy, spec.participation.sampler)
     if spec.evaluation.on == "validation":
         raise KeelError("evaluation.on must be 'test' in a federation (got 'validation')")
     if unsupported := sorted(set(spec.evaluation.metrics or ()) - {"accuracy", "test_loss"}):

@@ -24,7 +24,8 @@ class PrivateGradient:
     Args:
         batch: The expected number of examples of a minibatch, which is the denominator.
         chunk: Examples whose gradients are computed together; None for all.
-        secret: Draws the noise, as in `ClipReport`.
+        secret: Draws the noise, as in `ClipReport`. The minibatches are then secret as well: the bound of a Poisson
+            sample does not hold against a server that can repeat it.
     """
 
     clip: float
@@ -35,6 +36,8 @@ class PrivateGradient:
 
     def minibatches(self, examples: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Poisson samples of a client's examples; they may be empty."""
+        if self.secret is not None:
+            rng = np.random.default_rng()  # seeded by the operating system
         return [np.flatnonzero(rng.random(examples) < self.batch / examples) for _ in range(steps)]
 
     def gradient(

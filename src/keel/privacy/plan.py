@@ -166,7 +166,7 @@ class ExampleAccount:
         for (examples, steps), count in zip(self._kinds, self._most(rounds), strict=True):
             rate = min(1.0, self.plan.batch / examples)
             multiplier = self.noise / self.plan.evaluations**0.5
-            account = Account(multiplier, self.plan.settings.delta, "poisson", rate, count=lambda t: t)
+            account = Account(multiplier, self.plan.settings.delta, "poisson", rate)
             epsilons.append(account.epsilon(count * steps))
         return max(epsilons)
 

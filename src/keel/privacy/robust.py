@@ -7,23 +7,24 @@ Transactions on Signal Processing 2022 (geometric median, by smoothed Weiszfeld 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from keel.algorithms.base import Message, Report
-from keel.core.clipping import euclidean_norm
 from keel.core.mechanisms import ServerRound, TakenMean
+from keel.privacy.clipping import joint_norm
 
 ITERATIONS = 50
 """Weiszfeld iterations at most."""
 SMOOTHING = 1e-6
-"""The smallest distance of a report from the geometric median, relative to the mean distance."""
+"""The smallest distance of a report from the geometric median, relative to the median distance."""
 
 
 @dataclass(frozen=True)
 class RobustMean:
-    """A mean of all reports of a round, which are held in memory.
+    """A mean of all reports of a round, which are held in memory. Those that are not finite are left out.
 
     Args:
         take: A function of the reports.
@@ -34,8 +35,9 @@ class RobustMean:
 
     def mean(self, reports: Iterable[Report], at: ServerRound) -> TakenMean:
         held = list(reports)
+        finite = [report for report in held if isfinite(joint_norm(report.message))]
         zeros = {name: torch.zeros_like(value) for name, value in at.example.items()}
-        return TakenMean(self.take(held) if held else zeros, {}, {})
+        return TakenMean(self.take(finite or held) if held else zeros, {}, {})
 
 
 def median(reports: Sequence[Report]) -> Message:
@@ -54,21 +56,25 @@ def trimmed_mean(reports: Sequence[Report], trim: float) -> Message:
 
 
 def geometric_median(reports: Sequence[Report]) -> Message:
-    """The point with the smallest weighted sum of distances to the reports, over all tensors together."""
+    """The point with the smallest weighted sum of distances to the reports, over all tensors together.
+
+    The iterations begin at the median and measure in units of the median distance: the mean and the mean distance grow
+    with a single long report.
+    """
     weights = torch.tensor([report.weight for report in reports], dtype=torch.float64)
-    point = _combined(reports, weights)
+    point = median(reports)
     for _ in range(ITERATIONS):
-        squares = [
-            sum(euclidean_norm(value - point[name]) ** 2 for name, value in report.message.items())
-            for report in reports
-        ]
-        distances = torch.tensor(squares, dtype=torch.float64).sqrt()
-        closeness = weights / distances.clamp_min(SMOOTHING * float(distances.mean()) + 1e-30)
+        distances = torch.tensor([_distance(report.message, point) for report in reports], dtype=torch.float64)
+        least = SMOOTHING * float(distances.median())
+        closeness = weights / distances.clamp_min(least + 1e-30)
         before, point = point, _combined(reports, closeness / closeness.sum())
-        moved = sum(euclidean_norm(point[name] - before[name]) ** 2 for name in point) ** 0.5
-        if moved <= SMOOTHING * float(distances.mean()):
+        if _distance(point, before) <= least:
             break
     return point
+
+
+def _distance(one: Message, other: Message) -> float:
+    return joint_norm({name: value - other[name] for name, value in one.items()})
 
 
 def _combined(reports: Sequence[Report], weights: Tensor) -> Message:

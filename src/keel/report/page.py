@@ -11,7 +11,6 @@ from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
@@ -21,9 +20,8 @@ from keel.report.drawing import CannotDraw, browser_script, draw
 from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
 from keel.report.picture import Deviation
-from keel.report.recorded import EPSILON
 from keel.report.sections import SHOWN, Rows, Section, sections
-from keel.report.tables import change, client_sheet, final_text, other_sheet
+from keel.report.tables import change, client_sheet, final_text, other_sheet, privacy_sheet
 from keel.runs.files import write_atomic
 from keel.units import duration, size
 
@@ -185,7 +183,7 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "other_table": other_sheet(part.methods, part.labels),
         "clients_table": client_sheet(part.methods, part.labels),
         "clients": part.client_statistics and _clients(part.client_statistics),
-        "privacy": _privacy(part),
+        "privacy": privacy_sheet(part.methods, part.labels),
         "smoothing": _smoothing(part),
         "several_seeds": any("seeds" in curve["series"][part.primary.name] for curve in part.curves),
         "modelled": part.methods[0].modelled,
@@ -202,15 +200,6 @@ def _smoothing(part: Section) -> int:
     """Return the rounds over which the page averages curves initially: those of the table, if several are compared."""
     several = len(part.methods) > 1 and max(method.table["rounds"] for method in part.methods) >= SMOOTHED
     return max(method.window for method in part.methods) if several else 1
-
-
-def _privacy(part: Section) -> list[tuple[str, str]]:
-    """Return the privacy loss of each method after its last round, the largest of its seeds, where it was recorded."""
-    spent = [
-        (label, [run.history.columns[EPSILON] for run in method.runs if EPSILON in run.history.columns])
-        for label, method in zip(part.labels, part.methods, strict=True)
-    ]
-    return [(label, f"{max(np.nanmax(column) for column in columns):.3g}") for label, columns in spent if columns]
 
 
 def _slider(part: Section) -> dict[str, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,7 @@ from keel.core.records import PrimaryMetric, primary_metric
 from keel.report.comparison import Comparison
 from keel.report.explanations import difference_notes
 from keel.report.method import Method
-from keel.report.recorded import CLIENT_STATISTICS
+from keel.report.recorded import CLIENT_STATISTICS, EPSILON
 from keel.units import duration, size
 
 
@@ -47,6 +48,8 @@ def change(saved: float | None) -> str:
 TARGET_COLUMNS = ["rounds", "Δ rounds", "bytes", "Δ bytes"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
 CLIENT_COLUMNS = ["method", "mean", "standard deviation", "worst decile", "best decile", "clients", "examples"]
+
+PRIVACY_COLUMNS = ["method", "epsilon", "delta"]
 
 
 Places = dict[tuple[int, int], int]
@@ -116,6 +119,24 @@ def client_sheet(methods: list[Method], labels: list[str]) -> Sheet | None:
     """Return the statistics over clients of these methods; None if none was recorded."""
     rows = [[label, *_client_cells(method)] for label, method in zip(labels, methods, strict=True)]
     return Sheet("", CLIENT_COLUMNS, rows, {}) if any(method.clients for method in methods) else None
+
+
+def privacy_losses(comparison: Comparison) -> list[Sheet]:
+    """Return a sheet for each setting that has them: the privacy losses."""
+    return _titled(comparison, privacy_sheet, lambda primary: "Privacy")
+
+
+def privacy_sheet(methods: list[Method], labels: list[str]) -> Sheet | None:
+    """Return epsilon after the last round, the largest of a method's seeds; None if none was recorded."""
+    rows = [[label, *_privacy_cells(method)] for label, method in zip(labels, methods, strict=True)]
+    return Sheet("", PRIVACY_COLUMNS, rows, {}) if any(row[1] != "-" for row in rows) else None
+
+
+def _privacy_cells(method: Method) -> list[str]:
+    columns = [run.history.columns[EPSILON] for run in method.runs if EPSILON in run.history.columns]
+    delta = (method.table.get("privacy") or {}).get("delta")
+    spent = f"{max(np.nanmax(column) for column in columns):.3g}" if columns else "-"
+    return [spent, "-" if delta is None else f"{delta:g}"]
 
 
 def _client_cells(method: Method) -> list[str]:

@@ -139,6 +139,14 @@ def privacy_plan(spec: Spec, task: Task, sampler: Sampler) -> PrivacyPlan | None
         sizes,
         gradients_per_step(spec.algorithm, FlatModel(task.module).sizes),
     )
+    protected = max(sizes) if spec.privacy.mechanism == "example" else len(sizes)
+    if spec.privacy.delta * protected >= 1:
+        log.warning(
+            "privacy.delta = %g is not below 1 / %d: a mechanism that publishes one %s at random would pass; use less",
+            spec.privacy.delta,
+            protected,
+            "example" if spec.privacy.mechanism == "example" else "client",
+        )
     if plan.allowed_rounds < spec.rounds:
         log.info("the privacy budget allows %d of %d rounds", plan.allowed_rounds, spec.rounds)
     return plan
