@@ -1,10 +1,11 @@
-"""The curves on the pages of the algorithms: every method on two tasks, with the same hyper-parameters on both.
+"""The curves on the pages of the algorithms.
 
     python tools/algorithm_curves.py run    train; write results/algorithm_curves.json, then draw
-    python tools/algorithm_curves.py draw   write docs/images/algorithms from results/algorithm_curves.json
+    python tools/algorithm_curves.py draw   write docs/images/algorithms from results
 
-The hyper-parameters are the best point of each method in the search on the first task (results/digits_grid.json). The
-other task shows what happens to them when fewer clients take part. Finished runs are not repeated.
+Every method is trained on two tasks with the hyper-parameters of its search on the first (results/digits_grid.json).
+The second shows what happens to them when fewer clients take part. Methods that were searched on tasks of the ladder
+(results/paper/ladder.json) are drawn on those instead of the second task. Finished runs are not repeated.
 """
 
 import json
@@ -29,6 +30,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "one class per client, C = 10 %": {"rounds": 300},
     "one class per client, C = 2 %": {"rounds": 400, "participation.rate": 0.02},
 }
+FIRST, TRANSFERRED = TASKS
+LADDER, SEARCHED = RESULTS / "paper/ladder.json", ("digits, C = 2 %", "MNIST, C = 2 %")
+"""Tasks on which the methods of the ladder have hyper-parameters of their own."""
 SEEDS = 3
 POINTS = 60
 """Points of a curve, at most."""
@@ -76,9 +80,24 @@ def _curve(folders: list[RunFolder]) -> Curve:
     return {"rounds": [int(method.rounds[part][-1]) for part in parts], **averaged}
 
 
+def panels(name: str, curves: dict[str, dict[str, Curve]]) -> dict[str, dict[str, Curve]]:
+    """Return what a method's page shows: the curves of a few methods by the title of the task."""
+    shown = shown_methods(name)
+    if REGISTRY[name].pooled:
+        return {"digits": {name: curves[FIRST][name]}}
+    parts = {part["title"]: part for part in json.loads(LADDER.read_text(encoding="utf-8"))["parts"]}
+    ladder = {title: {row["label"]: row["curve"] for row in parts[title]["rows"]} for title in SEARCHED}
+    tasks = {"digits, C = 10 %": curves[FIRST]}
+    if all(set(shown) <= set(rows) for rows in ladder.values()):
+        tasks |= ladder
+    else:
+        tasks |= {"digits, C = 2 %, not searched": curves[TRANSFERRED]}
+    return {title: {method: rows[method] for method in shown} for title, rows in tasks.items()}
+
+
 def figure(name: str, curves: dict[str, dict[str, Curve]]) -> dict[str, Any]:
     """Return the figure of a method's page as Vega-Lite: a panel for each task."""
-    shown = shown_methods(name)
+    shown, tasks = shown_methods(name), panels(name, curves)
     titles = {method: str(REGISTRY[method].title) for method in shown}
     range_ = [COLOURS.get(method, COLOUR) for method in shown]
     colour = {
@@ -103,11 +122,14 @@ def figure(name: str, curves: dict[str, dict[str, Curve]]) -> dict[str, Any]:
             },
             "title": {"color": INK, "fontWeight": "normal", "fontSize": 12},
         },
-        "hconcat": [_panel(title, {titles[m]: curves[title][m] for m in shown}, colour) for title in TASKS],
+        "hconcat": [
+            _panel(title, {titles[m]: rows[m] for m in shown}, colour, 620 // len(tasks))
+            for title, rows in tasks.items()
+        ],
     }
 
 
-def _panel(title: str, curves: dict[str, Curve], colour: dict[str, Any]) -> dict[str, Any]:
+def _panel(title: str, curves: dict[str, Curve], colour: dict[str, Any], width: int) -> dict[str, Any]:
     keys = ("rounds", "mean", "low", "high")
     values = [
         dict(zip(("round", "mean", "low", "high"), point, strict=True), method=method)
@@ -118,7 +140,7 @@ def _panel(title: str, curves: dict[str, Curve], colour: dict[str, Any]) -> dict
     axis = {"format": ".0%", "tickCount": 5}
     return {
         "title": title,
-        "width": 290,
+        "width": width,
         "height": 200,
         "data": {"values": values},
         "encoding": {

@@ -16,6 +16,7 @@ from typing import Any
 
 from keel.config.defaults import make_spec
 from keel.config.overrides import override
+from keel.paper.recipes import all_recipes
 from keel.report.comparison import Comparison, compare
 from keel.report.tables import final_text
 from keel.runs.compare import run_jobs
@@ -35,9 +36,14 @@ PERSONALISED = ("fedper", "ditto")
 """Methods whose clients have models of their own."""
 
 CURVES = """\
-The curves are means over three seeds, in a band from the lowest to the highest seed. On both tasks a method has the
-hyper-parameters of the first (`python tools/algorithm_curves.py run`). [Choosing an
-algorithm](../choosing.md#the-measurements) has methods that were searched on each task."""
+The curves are means over seeds, in a band from the lowest to the highest seed; one class per client. The first task has
+the hyper-parameters of the table (three seeds, `python tools/algorithm_curves.py run`); {second}"""
+SEARCHED = """\
+on the others each method has
+its own search ([ten and five seeds](../reproduction.md#not-in-the-paper-every-method-on-a-ladder-of-tasks-ladder))."""
+TRANSFERRED = """\
+the second has the same, at
+which most methods do not train ([why](../choosing.md#then-tune-it))."""
 Row = dict[str, Any]
 
 
@@ -86,8 +92,11 @@ def measured_section(name: str, rows: list[Row]) -> str:
         )
     if name in PERSONALISED:
         text += "\nThis is the accuracy of the server's model; [personal models](#personal-models) are measured above."
-    curve = f"![Accuracy over rounds on two tasks](../images/algorithms/{name}.svg)"
-    return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n\n{CURVES}\n"
+    curve = f"![Accuracy over rounds](../images/algorithms/{name}.svg)"
+    if name == "centralized":
+        return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n"
+    legend = CURVES.format(second=SEARCHED if name in all_recipes()["ladder"].desktop[0].methods else TRANSFERRED)
+    return f"{MARK}\n\n## Measured\n\n{text}\n\n{table(rows, shown_methods(name))}\n\n{curve}\n\n{legend}\n"
 
 
 def pages() -> dict[Path, str]:
