@@ -59,8 +59,10 @@ def certificates(
     """
     _require_flower()
     from keel.deploy.credentials import make_certificates
+    from keel.deploy.flwr_connection import point_to
 
     make_certificates(out, hosts)
+    point_to(out.absolute().parent)
     typer.echo(f"Copy {out / 'ca.crt'} to every site. Keep {out / 'ca.key'} and {out / 'server.key'} private.")
 
 
