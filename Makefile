@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-lowest docs browser nginx coverage lint canary audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
+.PHONY: demo test test-lowest docs browser nginx coverage lint canary flower audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
@@ -46,6 +46,14 @@ canary:
 	.venv-canary/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	.venv-canary/bin/pip install --quiet --disable-pip-version-check --upgrade flwr torch ray
 	.venv-canary/bin/pytest -n 2 --dist loadfile tests/deploy tests/engines tests/core/test_torch_adapter.py
+
+# The tests of a federation with another release of Flower, whose other dependencies stay those of .venv, so that it can be
+# tested before its requirements can be met: make flower FLWR=1.42.0
+FLWR ?= 1.42.0
+flower: .venv/dev
+	rm -rf .venv-flower
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-flower flwr==$(FLWR)
+	PYTHONPATH=.venv-flower $(BIN)/pytest -n 2 --dist loadfile tests/deploy
 
 # Tests with the lowest versions that pyproject.toml allows, in .venv-lowest. PyTorch stays at its pinned version.
 test-lowest:
@@ -99,7 +107,7 @@ reproduction: .venv/ready
 	$(BIN)/python tools/reproduction.py write
 
 clean:
-	rm -rf .venv .venv-audit .venv-bench .venv-canary .venv-lowest build runs
+	rm -rf .venv .venv-audit .venv-bench .venv-canary .venv-flower .venv-lowest build runs
 
 # PyTorch is installed first, at its pinned version: other versions may install gigabytes of CUDA libraries.
 .venv/ready: pyproject.toml constraints.txt

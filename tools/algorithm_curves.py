@@ -86,7 +86,7 @@ def panels(name: str, curves: dict[str, dict[str, Curve]]) -> dict[str, dict[str
     if REGISTRY[name].pooled:
         return {"digits": {name: curves[FIRST][name]}}
     parts = {part["title"]: part for part in json.loads(LADDER.read_text(encoding="utf-8"))["parts"]}
-    ladder = {title: {row["label"]: row["curve"] for row in parts[title]["rows"]} for title in SEARCHED}
+    ladder = {title: {row["method"]: row["curve"] for row in parts[title]["rows"]} for title in SEARCHED}
     tasks = {"digits, C = 10 %": curves[FIRST]}
     if all(set(shown) <= set(rows) for rows in ladder.values()):
         tasks |= ladder

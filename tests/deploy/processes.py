@@ -112,6 +112,8 @@ class Federation:
         )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.last_run = ""
+        self.nodes: dict[int, int] = {}
+        """The IDs of the registered nodes by site."""
         scripts = folder / "bin"
         scripts.mkdir()
         for name, script in {"keel": KEEL, "flower-superexec": SUPEREXEC}.items():
@@ -156,7 +158,8 @@ class Federation:
     def add_site(self, site: int) -> None:
         """Make a site's keys, register its node and sign its certificate."""
         public = make_node_key(self.folder / "keys" / f"site-{site}")
-        self.flwr("supernode", "register", str(public), "federation")
+        registered = self.flwr("supernode", "register", str(public), "federation", "--format", "json")
+        self.nodes[site] = int(json.loads(registered)["node-id"])
         Authority.load(self.folder / "certificates").certify_site(site, public.with_suffix(".csr"))
 
     def start_node(self, site: int, settings: str = "") -> None:

@@ -122,13 +122,13 @@ def test_the_command_prints_no_control_or_format_characters(keel: Keel, tmp_path
 def test_without_a_valid_approval_everything_is_refused(app: Path, tmp_path: Path) -> None:
     approval, content = Approval(tmp_path / "approved"), build_bundle(app)
     with pytest.raises(KeelError, match="no app is approved"):
-        approval.check(content)
-    assert approval.approve(content) == approval.check(content)
+        approval.check(content, tmp_path / "refused.fab")
+    assert approval.approve(content) == approval.check(content, tmp_path / "refused.fab")
     pin = tmp_path / "approved" / "approved.json"
     for damaged in "", "{}", '{"hash": 1}', '{"hash": ""}':
         pin.write_text(damaged)
         with pytest.raises(KeelError, match="is refused"):
-            approval.check(content)
+            approval.check(content, tmp_path / "refused.fab")
 
 
 def test_the_files_of_an_approval_are_private(app: Path, tmp_path: Path) -> None:
@@ -158,15 +158,15 @@ def test_the_command_shows_files_and_differences_and_asks(
     assert "the app is not approved" in declined.err
     approval = Approval(tmp_path / "approved")
     with pytest.raises(KeelError, match="is refused"):
-        approval.check(build_bundle(app))
-    refused = tmp_path / "approved" / "refused.fab"
+        approval.check(build_bundle(app), tmp_path / "state" / "refused.fab")
+    refused = tmp_path / "state" / "refused.fab"
     monkeypatch.setattr("sys.stdin", StringIO("y\n"))
     second = keel("deploy", "approve", str(refused))
     assert second.code == 0, second.err
     changed = [line for line in second.out.splitlines() if line.startswith(("-  ", "+  "))]
     assert [line[0] for line in changed] == ["-", "+"]
     assert "nn.Tanh()" in changed[1]
-    approval.check(build_bundle(app))
+    approval.check(build_bundle(app), refused)
 
 
 class NodeState(SimpleNamespace):
@@ -221,6 +221,8 @@ def test_a_node_checks_every_message_and_passes_hash_and_policy_to_the_app(
     state = NodeState(runs={}, bundles={}, installed=[])
     assert offer(check, content, state) == ["approval: AppNotApproved"]
     assert state.installed == []
+    assert (tmp_path / "state" / "refused.fab").read_bytes() == content
+    assert not (tmp_path / "approved").exists(), "a node does not write the folder of the approval"
     digest = approval.approve(content)
     assert offer(check, content, state) == []
     assert state.installed == [{"site": 0, "app": digest, "policy": str(tmp_path / "site.toml")}]

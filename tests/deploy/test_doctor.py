@@ -137,13 +137,27 @@ def test_missing_certificates_have_another_remedy_on_the_server_than_at_a_site(t
 def test_the_server_is_checked_at_its_port_and_at_that_of_the_proxy(server: tuple[str, Path], tmp_path: Path) -> None:
     new_federation(tmp_path / "ward", 1, "fedavg")
     port = int(server[0].rpartition(":")[2])
-    assert statuses(server_findings(tmp_path / "ward", port)) == {"server": "ok", "proxy": "warning"}
+    write_proxy(tmp_path / "ward", proxy_values(listen="127.0.0.1:1"))
+    assert statuses(server_findings(tmp_path / "ward", port)) == {"flwr": "ok", "server": "ok", "proxy": "warning"}
     proxy = [finding.text for finding in server_findings(tmp_path / "ward", 1) if finding.check == "proxy"]
-    assert proxy == ["nothing listens on port 8443; start it with ./start_proxy.sh"]
+    assert proxy == ["nothing listens on port 1; start it with ./start_proxy.sh"]
     write_proxy(tmp_path / "ward", proxy_values(listen=f"127.0.0.1:{port}"))
-    assert statuses(server_findings(tmp_path / "ward", 1)) == {"server": "warning", "proxy": "ok"}
+    assert statuses(server_findings(tmp_path / "ward", 1)) == {"flwr": "ok", "server": "warning", "proxy": "ok"}
     (tmp_path / "ward/nginx.conf").unlink()
-    assert statuses(server_findings(tmp_path / "ward", port)) == {"server": "ok", "proxy": "failed"}
+    assert statuses(server_findings(tmp_path / "ward", port)) == {"flwr": "ok", "server": "ok", "proxy": "failed"}
+
+
+def test_a_moved_folder_is_reported_and_new_certificates_mend_it(tmp_path: Path, keel: Any) -> None:
+    """Flower demands the absolute path of the authority's certificate."""
+    new_federation(tmp_path / "ward", 1, "fedavg")
+    moved = (tmp_path / "ward").rename(tmp_path / "server")
+    flwr = next(finding for finding in server_findings(moved, 1) if finding.check == "flwr")
+    assert flwr.status == "failed"
+    assert flwr.text.endswith(f"set root-certificates to {moved / 'certificates/ca.crt'}")
+    assert keel("deploy", "certificates", "127.0.0.1", "--out", str(moved / "certificates")).code == 0
+    assert statuses(server_findings(moved, 1))["flwr"] == "ok"
+    (moved / ".flwr/config.toml").write_text("[superlink]\n")
+    assert statuses(server_findings(moved, 1))["flwr"] == "failed"
 
 
 def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:

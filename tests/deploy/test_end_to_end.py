@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from flwr.app import Message
 
-from keel.deploy.approval import Approval, read_app
+from keel.deploy.approval import read_app
 from keel.deploy.audit import verify
 from keel.deploy.credentials import make_certificates, make_node_key
 from keel.deploy.flower_adapter import InProcessGrid
@@ -156,10 +156,10 @@ def test_an_app_that_differs_from_the_approved_one_by_one_byte_is_refused_before
     )
     federation.flwr("stop", federation.last_run, "federation")
     assert not (folder / "marker-2").exists()
-    refused = Approval(folder / "approved").folder / "refused.fab"
-    assert b"marker-2" in read_app(refused.read_bytes()).files["three_sites/client.py"]
     for site in range(SITES):
         assert "is refused: the approved app is" in federation.log(f"site-{site}")
-        audit = folder / "client-state" / f"site-{site}" / "audit.jsonl"
+        state = folder / "client-state" / f"site-{site}"
+        assert b"marker-2" in read_app((state / "refused.fab").read_bytes()).files["three_sites/client.py"]
+        audit = state / "audit.jsonl"
         assert json.loads(audit.read_text().splitlines()[-1])["reason"] == "approval: AppNotApproved"
         assert verify(audit).fault is None

@@ -4,14 +4,17 @@ One SuperLink, one nginx and one SuperNode, started by the template's scripts on
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,8 +23,17 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -37,18 +49,36 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (D
 
 HEADERS = {"content-type": "application/protobuf", "accept": "application/protobuf"}
 FLEET = "/v1/fleet/pull-messages"
-WITH_CERTIFICATE = """import sys
+ATTACKER = """import json
+import os
+import sys
 from pathlib import Path
-from keel.deploy.flower_adapter import present_certificate
-if sys.argv[1]:
-    present_certificate(Path(sys.argv[1] + ".crt"), Path(sys.argv[1] + ".key"))
-command, sys.argv = sys.argv[2], sys.argv[2:]
-if command == "flwr":
-    from flwr.cli.app import app
-    app()
+
+from flwr.cli.app import app
 from flwr.supercore.cli import flower_superexec
-flower_superexec()
+from keel.deploy.flower_adapter import present_certificate
+
+children = {}
+for credentials in sys.argv[2:]:
+    for words in json.loads(sys.argv[1]):
+        child = os.fork()  # Flower is imported once
+        if child == 0:
+            os.dup2(2, 1)
+            if credentials:
+                present_certificate(Path(credentials + ".crt"), Path(credentials + ".key"))
+            sys.argv = words
+            app() if words[0] == "flwr" else flower_superexec()
+            sys.exit(0)
+        if words[0] == "flwr":  # a superexec tries again and again
+            children[child] = words
+codes = []
+while children:
+    child, status = os.wait()
+    if children.pop(child, None):
+        codes.append(os.waitstatus_to_exitcode(status))
+print(json.dumps(codes))
 """
+"""Runs each command with each of the credentials, where "" is none, and prints the exit codes of flwr."""
 
 
 @pytest.fixture(scope="module")
@@ -126,33 +156,32 @@ def test_flwr_and_superexec_are_refused_from_outside(federation: Federation, sto
         "list-nodes": ("flwr", "supernode", "list", "federation"),
         "acquire-task": ("flower-superexec", "--runtime-api-address", proxy, "--root-certificates", str(ca)),
     }
-    before = federation.flwr("supernode", "list", "federation", "--format", "json").count("node-id")
-    for credentials, status in (stolen, 403), (None, 400):
-        seen = len(access_log(federation, ""))
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-c", WITH_CERTIFICATE, str(credentials or ""), *words],
-                cwd=federation.folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            for words in attacks.values()
-        ]
+    before = len(access_log(federation, ""))
+    attacker = subprocess.Popen(
+        [sys.executable, "-c", ATTACKER, json.dumps([*attacks.values()]), str(stolen), ""],
+        cwd=federation.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
-        def refused(seen: int = seen, status: int = status) -> bool:
-            log = access_log(federation, "")[seen:]
-            return all(re.search(rf'"POST /v1/\w+/{path} HTTP/1.1" {status} ', log) for path in attacks)
+    def refused() -> bool:
+        log = access_log(federation, "")[before:]
+        requests = [rf'"POST /v1/\w+/{path} HTTP/1.1" {status} ' for path in attacks for status in (403, 400)]
+        return all(re.search(request, log) for request in requests)
 
-        try:
-            federation.wait_until(refused, f"all attacks are refused with {status}")
-            codes = [process.wait(60) for process in running[:-1]]  # a superexec tries again and again
-        finally:
-            for process in running:
-                process.kill()
-                process.communicate()
-        assert all(codes), codes
-    assert federation.flwr("supernode", "list", "federation", "--format", "json").count("node-id") == before
+    try:
+        federation.wait_until(refused, "all attacks are refused")
+        assert attacker.stdout is not None
+        codes = json.loads(attacker.stdout.readline())
+    finally:
+        os.killpg(attacker.pid, signal.SIGKILL)
+        attacker.communicate()
+    assert len(codes) == 2 * (len(attacks) - 1)
+    assert all(codes), codes
+    nodes = json.loads(federation.flwr("supernode", "list", "federation", "--format", "json"))["nodes"]
+    assert {int(node["node-id"]) for node in nodes} == {*federation.nodes.values()}
 
 
 def test_a_foreign_superexec_on_the_server_itself_is_refused(federation: Federation) -> None:
@@ -204,33 +233,79 @@ def test_the_server_refuses_a_reply_above_its_limit_and_another_certificate(
     limits = federation.folder / ".server-state"
     limits.mkdir(exist_ok=True)
     (limits / "replies-5").write_text("1000")
-    [node] = [
-        each["node-id"]
-        for each in json.loads(federation.flwr("supernode", "list", "federation", "--format", "json"))["nodes"]
-        if each["status"] == "online"
-    ]
-    key = load_ssh_private_key((federation.folder / "keys" / "site-0").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    push = PushObjectRequest(node=Node(node_id=int(node)), run_id=5, object_id="0", object_content=bytes(2000))
+    node = federation.nodes[0]
+    key = node_key(federation, 0)
+    push = PushObjectRequest(node=Node(node_id=node), run_id=5, object_id="0", object_content=bytes(2000))
 
-    def stored(certificate: Path, key_file: Path) -> bool:
-        context = ssl.create_default_context(cafile=str(federation.folder / "certificates" / "ca.crt"))
-        context.load_cert_chain(certificate, key_file)
-        client = FleetHttpClient(
-            base_url=f"https://127.0.0.1:{federation.proxy_port}",
-            verify=context,
-            interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
-        )
+    def stored(certificate: Path) -> bool:
+        client = fleet_client(federation, certificate, key)
         try:
             return bool(client.PushObject(push).stored)
         finally:
             client.close()
 
-    assert not stored(federation.folder / "certificates" / "site-0.crt", federation.folder / "keys" / "site-0.key")
+    own = federation.folder.parent / "own"
+    own.mkdir()
+    shutil.copy(federation.folder / "certificates" / "site-0.crt", own)
+    shutil.copy(federation.folder / "keys" / "site-0.key", own)
+    assert not stored(own / "site-0")
     assert f"refused 2000 bytes of node {node}: more than a reply of run 5 can have" in federation.log("server")
     with pytest.raises(httpx.HTTPStatusError, match="403"):
-        stored(stolen.with_suffix(".crt"), stolen.with_suffix(".key"))
+        stored(stolen)
     assert f"refused a request of node {node}: it came with the certificate of site-1" in federation.log("server")
+
+
+def fleet_client(federation: Federation, credentials: Path, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
+    """A client of a node's calls with this certificate and this node key."""
+    context = ssl.create_default_context(cafile=str(federation.folder / "certificates" / "ca.crt"))
+    context.load_cert_chain(f"{credentials}.crt", f"{credentials}.key")
+    address = f"https://127.0.0.1:{federation.proxy_port}"
+    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+    return FleetHttpClient(base_url=address, verify=context, interceptors=interceptors)
+
+
+def node_key(federation: Federation, site: int) -> ec.EllipticCurvePrivateKey:
+    key = load_ssh_private_key((federation.folder / "keys" / f"site-{site}").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def test_a_site_acts_neither_as_another_node_nor_with_a_new_key(federation: Federation, stolen: Path) -> None:
+    other, own = Node(node_id=federation.nodes[0]), Node(node_id=federation.nodes[1])
+    site_1, new = node_key(federation, 1), ec.generate_private_key(ec.SECP384R1())
+
+    def status(key: ec.EllipticCurvePrivateKey, call: str, request: Any) -> int:
+        client = fleet_client(federation, stolen, key)
+        try:
+            getattr(client, call)(request)
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code
+        finally:
+            client.close()
+        return 200
+
+    calls = {
+        "PullMessages": PullMessagesRequest,
+        "PushMessages": PushMessagesRequest,
+        "PushObject": PushObjectRequest,
+        "PullObject": PullObjectRequest,
+        "GetFab": GetFabRequest,
+        "SendNodeHeartbeat": SendNodeHeartbeatRequest,
+    }
+    assert {call: status(site_1, call, request(node=other)) for call, request in calls.items()} == dict.fromkeys(
+        calls, 401
+    )
+    assert status(site_1, "PullMessages", PullMessagesRequest(node=own)) == 200
+    for sender in other, own:
+        metadata = Metadata(src_node_id=sender.node_id, reply_to_message_id="a" * 64 if sender == other else "")
+        pushed = PushMessagesRequest(
+            node=own, messages_list=[Message(metadata=metadata)], message_object_trees=[ObjectTree()]
+        )
+        assert status(site_1, "PushMessages", pushed) == 403, "no reply of its own"
+    assert status(site_1, "PushMessages", PushMessagesRequest(node=own)) == 403
+    public = public_key_to_bytes(new.public_key())
+    assert status(new, "RegisterNode", RegisterNodeFleetRequest(public_key=public)) == 412
+    assert status(new, "ActivateNode", ActivateNodeRequest(public_key=public, heartbeat_interval=30)) == 412
 
 
 def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificate(

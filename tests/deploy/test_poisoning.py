@@ -20,7 +20,7 @@ from keel.runs.build import build, make_task
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy.settings import bounds
-from keel.deploy.watch import idle_sites
+from keel.deploy.watch import SiteLosses, idle_sites, outliers
 
 ROUNDS = 15
 Attack = Callable[[Tensor, int], Tensor]
@@ -65,14 +65,21 @@ def train(
     claim: int | None = None,
     rounds: int = ROUNDS,
     seed: int = 0,
+    **data: Any,
 ) -> list[Record]:
-    """Train on the digits, with all sites in every round. Site 0 sends what `attack` makes of its report."""
+    """Train on the digits, with all sites in every round. Site 0 sends what `attack` makes of its report.
+
+    Args:
+        server: The table `server` of the spec.
+        claim: The number of examples that site 0 claims to have.
+        data: Fields of the table `data`, such as the partition; IID by default.
+    """
     spec = make_spec(
         {
             "seed": seed,
             "rounds": rounds,
             "algorithm": {"name": "fedavg"},
-            "data": {"name": "digits", "clients": sites, "partition": "iid"},
+            "data": {"name": "digits", "clients": sites, "partition": "iid", **data},
             "local": {"epochs": 2, "batch": 32, "lr": 0.3},
             "participation": {"rate": 1.0},
             "server": server,
@@ -93,7 +100,7 @@ def train(
     if claim is not None:
         loop.participation.partition = Claimed(loop.participation.partition, claim)  # type: ignore[assignment]
     records: list[Record] = []
-    loop.run(loop.start(), [lambda record, *_: records.append(record)])
+    loop.run(loop.start(), [SiteLosses(), lambda record, *_: records.append(record)])
     return records
 
 
@@ -148,11 +155,43 @@ def test_a_site_of_ten_that_claims_a_million_examples_and_negates_its_report_cos
     assert bounded >= reference(10, 30) - 0.02
 
 
+@pytest.mark.parametrize("alpha", [None, 0.1])
+def test_an_honest_site_is_no_outlier_when_the_training_converges_nor_on_very_different_data(
+    alpha: float | None,
+) -> None:
+    data = {} if alpha is None else {"partition": "dirichlet", "alpha": alpha}
+    records = train(3, honest, bounds(3), rounds=40, **data)
+    last = [record["cosines"] for record in records[-10:]]  # type: ignore[typeddict-item]
+    assert min(min(cosines.values()) for cosines in last) < -0.2, "the reports point away from each other at the end"
+    assert outliers(records) == {}
+
+
 def test_clipping_does_not_bound_one_of_three_sites_that_always_sends_its_report_times_minus_50() -> None:
-    """A third of the mean, three times as long as the others' reports, outweighs the two others."""
-    assert accuracy(3, always(-50.0), bounds(3)) < 0.5
+    """A third of the mean, three times as long as the others' reports, outweighs the two others. It is reported."""
+    records = train(3, always(-50.0), bounds(3))
+    assert records[-1]["accuracy"] < 0.5
+    assert outliers(records).keys() == {"0"}
+    assert outliers(records)["0"]["norm"] == outliers(records)["0"]["direction"] == [*range(1, ROUNDS + 1)]
 
 
 def test_the_cap_does_not_bound_one_of_three_sites_that_claims_most_examples_and_negates_its_report() -> None:
-    """Half of the mean pulls against the other half: the number of examples has to be bounded too."""
-    assert accuracy(3, always(-1.0), bounds(3), claim=10**6) < 0.5
+    """Half of the mean pulls against the other half: the number of examples has to be bounded too. It is reported."""
+    records = train(3, always(-1.0), bounds(3), claim=10**6)
+    assert records[-1]["accuracy"] < 0.5
+    assert outliers(records) == {"0": {"direction": [*range(1, ROUNDS + 1)]}}
+
+
+@pytest.mark.parametrize(("factor", "claim"), [(-1.0, None), (-1.0, 10**6), (-50.0, None), (50.0, None)])
+@pytest.mark.parametrize("mean", ["median", "geometric_median"])
+def test_a_robust_mean_bounds_one_of_three_similar_sites_within_two_points(
+    mean: str, factor: float, claim: int | None
+) -> None:
+    records = train(3, always(factor), {**bounds(3, mean), "mean": mean}, claim=claim, rounds=30)
+    assert records[-1]["accuracy"] >= reference(3, 30) - 0.02
+    assert outliers(records).keys() == {"0"}
+
+
+def test_the_geometric_median_needs_equal_shares() -> None:
+    """With half of the weight, the report of one site is the geometric median."""
+    records = train(3, always(-1.0), {**bounds(3), "mean": "geometric_median"}, claim=10**6)
+    assert records[-1]["accuracy"] < 0.5

@@ -49,16 +49,18 @@ def test_units_drop_privileges_and_limit_resources(folder: Path, unit: str) -> N
     assert any(line.startswith("ReadOnlyPaths=/var/lib/ward-nine/") for line in lines)
 
 
-def test_a_site_cannot_write_its_policy_and_no_service_reads_the_key_of_the_authority(folder: Path) -> None:
+def test_a_site_cannot_write_its_policy_or_its_approval_and_no_service_reads_the_key_of_the_ca(
+    folder: Path,
+) -> None:
     site = (folder / "systemd" / "keel-site@.service").read_text().splitlines()
     assert not any(line.startswith("ReadWritePaths=") for line in site)
-    assert "StateDirectory=ward-nine/client-state ward-nine/.flwr-site-%i ward-nine/approved" in site
+    assert "StateDirectory=ward-nine/client-state ward-nine/.flwr-site-%i" in site
     for unit in "keel-server.service", "keel-proxy.service":
         lines = (folder / "systemd" / unit).read_text().splitlines()
         assert "InaccessiblePaths=-/var/lib/ward-nine/certificates/ca.key" in lines
     found = services(folder)
     writable = [volume.split(":/")[1] for volume in found["site"]["volumes"] if not volume.endswith(":ro")]
-    assert writable == ["federation/client-state", "federation/.flwr-site-${SITE:?}", "federation/approved"]
+    assert writable == ["federation/client-state", "federation/.flwr-site-${SITE:?}"]
     for name in "server", "proxy":
         assert "/dev/null:/federation/certificates/ca.key:ro" in found[name]["volumes"]
 

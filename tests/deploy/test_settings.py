@@ -39,6 +39,7 @@ def test_momentum_is_divided_by_the_actual_number_of_rounds_offline(name: str) -
         ({"evaluation.deviation": [1]}, r"evaluation\.deviation"),
         ({"engine.name": "ray"}, r"engine\.name"),
         ({"local.lrr": 1.0}, "did you mean 'lr'"),
+        ({"server": 3}, "server must be a table"),
     ],
 )
 def test_invalid_settings_are_rejected(config: dict[str, Any], message: str) -> None:
@@ -56,6 +57,8 @@ def test_the_influence_of_a_site_is_bounded_unless_it_is_switched_off() -> None:
     assert server(server__lr=0.5) == ("adaptive", 0.5)
     assert server(server__clip=False, server__largest_weight=1.0) == (None, 1.0)
     assert server(server__clip=2, server__largest_weight=0.2) == (2.0, 0.2)
+    assert server(server__mean="median") == ("adaptive", 0.5)
+    assert server(server__mean="geometric_median") == ("adaptive", 1 / 3)
 
 
 def test_every_setting_of_the_federation_can_be_overridden_on_the_command_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -18,6 +19,7 @@ from keel.deploy import messages
 from keel.deploy.new import new_federation
 from keel.deploy.settings import read_settings
 from keel.deploy.site_policy import read_policy
+from keel.privacy.examples import PrivateGradient
 from tests.deploy.policies import policy_text, write_policy
 from tests.deploy.requests import ask, audit_lines, node_with
 
@@ -67,6 +69,7 @@ def test_the_default_policy_refuses_that_request_before_the_data_are_loaded(tmp_
     assert not reply.has_error()
 
 
+DP_SGD = {"privacy__mechanism": "example", "privacy__clip": 1.0, "privacy__delta": 1e-5}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an algorithm": ({"algorithms": ["fedhbm"]}, {}, "algorithms"),
     "an import": ({}, {"local__loss": "antigravity:loss"}, "references"),
@@ -79,6 +82,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an unknown field": ({"min_bach": 8}, {}, "file"),
     "a missing field": ({"min_batch": None}, {}, "file"),
     "a wrong type": ({"min_batch": "8"}, {}, "file"),
+    "random minibatches": ({}, {"privacy__noise": 1.0, **DP_SGD}, "min_noise"),
+    "random minibatches with less noise": ({"min_noise": 1}, {"privacy__noise": 0.9, **DP_SGD}, "min_noise"),
     "noise without clip_norm": ({"noise": 1.0}, {}, "file"),
 }
 
@@ -95,6 +100,15 @@ def test_a_request_is_refused_before_the_data_are_loaded(
     assert f"site.toml: {field}: " in caplog.text
     (line,) = audit_lines(tmp_path / "state")
     assert (line["event"], line["reason"]) == ("refused", f"policy:{field}: PolicyRefusal")
+
+
+def test_a_random_minibatch_may_have_one_example_and_a_site_allows_it_with_enough_noise(tmp_path: Path) -> None:
+    """The server knows the seed: it can choose one in which a minibatch has one example."""
+    rounds = [PrivateGradient(1.0, 0.0, batch=8).minibatches(100, 2, np.random.default_rng(n)) for n in range(2000)]
+    assert any(len(minibatch) == 1 for minibatches in rounds for minibatch in minibatches)
+    node = node_with(write_policy(tmp_path, min_noise=1), tmp_path / "state")
+    reply = ask("train", linear, Data(), node, THETA, local__steps=2, privacy__noise=1.0, **DP_SGD)
+    assert not reply.has_error()
 
 
 def test_an_object_that_the_policy_lists_may_be_named(tmp_path: Path) -> None:

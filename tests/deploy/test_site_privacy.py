@@ -21,7 +21,7 @@ BASE = {"algorithm.name": "fedavg", "federation.sites": 3, "federation.out": "-"
 
 
 def reply(tmp_path: Path, batch: int = 64, **privacy: Any) -> Any:
-    node = node_with(write_policy(tmp_path), tmp_path / "state")
+    node = node_with(write_policy(tmp_path, min_noise=0.1), tmp_path / "state")
     fields = {f"privacy__{name}": value for name, value in {"clip": 0.5, "delta": 1e-5, **privacy}.items()}
     fields |= {"local__batch": batch}
     return ask("train", lambda: nn.Linear(4, 2), lambda node: (INPUTS, LABELS), node, torch.zeros(10), **fields).content

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from keel import KeelError
 
@@ -18,7 +19,7 @@ from keel.deploy import messages
 from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.server import server_app
 from keel.deploy.site import client_app
-from keel.deploy.watch import cosines, idle_sites, many_examples, outliers
+from keel.deploy.watch import directions, idle_sites, many_examples, outliers
 from tests.deploy.in_process import CONFIG, InProcessFederation, network, site_examples
 
 EVERYONE: dict[str, Any] = {"participation__rate": 1.0}
@@ -129,17 +130,33 @@ def test_a_site_that_negates_its_report_is_an_outlier(
     assert "site 1: its report points against those of the other sites since round 1" in caplog.text
     audit = [json.loads(line) for line in run.path.with_name("run.audit.jsonl").read_text().splitlines()]
     assert [line["rounds"] for line in audit if line["event"] == "outlier"] == [[1, 2, 3]]
-    assert (
-        "site 1: its report points against those of the other sites in 3 rounds"
-        in keel("deploy", "status", str(run.path)).out
-    )
+    called = keel("deploy", "status", str(run.path))
+    assert "site 1: its report points against those of the other sites in 3 rounds" in called.out
+    assert called.code == 3
+    (run.path / "summary.json").unlink()
+    with FileLock(run.path / ".lock"):
+        running = keel("deploy", "status", str(run.path))
+    assert (running.code, running.out.splitlines()[1:]) == (3, called.out.splitlines()[1:])
 
 
 def test_directions_do_not_depend_on_the_length_of_a_report() -> None:
     reports = {"0": torch.tensor([1.0, 0.0]), "1": torch.tensor([0.0, 2.0]), "2": torch.tensor([-1000.0, 0.0])}
     half = round(2**-0.5, 6)
-    assert cosines(reports) == {"0": -half, "1": 0.0, "2": -half}
-    assert cosines({**reports, "3": torch.zeros(2)}) == cosines(reports)
+    assert directions(reports) == {"0": (-half, 0.0), "1": (0.0, -1.0), "2": (-half, 0.0)}
+    assert directions({**reports, "3": torch.zeros(2)}) == directions(reports)
+    assert directions({"0": reports["0"], "1": reports["1"], "2": torch.zeros(2)}) == {}
+
+
+def test_reports_that_all_point_away_from_each_other_are_no_outliers() -> None:
+    """As near the end of an honest training, or if each site has other classes."""
+    alike = {"cosines": {"0": -0.9, "1": 0.3, "2": 0.3}, "agreements": {"0": 0.5, "1": -0.9, "2": -0.9}}
+    apart = {"cosines": {"0": -0.9, "1": -0.5, "2": -0.5}, "agreements": {"0": -0.4, "1": -0.5, "2": -0.5}}
+
+    def records(values: dict[str, Any]) -> list[Any]:
+        return [{"round": number, "cohort": [0, 1, 2], **values} for number in (1, 2, 3)]
+
+    assert outliers(records(alike)) == {"0": {"direction": [1, 2, 3]}}
+    assert outliers(records(apart)) == {}
 
 
 def test_a_norm_far_below_the_other_is_an_outlier_also_in_a_cohort_of_two() -> None:

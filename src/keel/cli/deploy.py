@@ -63,8 +63,10 @@ def certificates(
     """
     _require_flower()
     from keel.deploy.credentials import make_certificates
+    from keel.deploy.flwr_connection import point_to
 
     make_certificates(out, hosts)
+    point_to(out.absolute().parent)
     typer.echo(f"Copy {out / 'ca.crt'} to every site. Keep {out / 'ca.key'} and {out / 'server.key'} private.")
 
 
@@ -85,6 +87,8 @@ def key(
     typer.echo(f"Send {public} and {path}.csr to the server. Keep {path} and {path}.key private.")
 
 
+OUTLIER = 3
+"""Exit code of `keel deploy status` if the training is in order but for the values of a site."""
 CERTIFICATES = typer.Option(help="The folder with the certificates.")
 
 
@@ -177,7 +181,9 @@ def status(
     run: Annotated[Path, typer.Argument(help="The run folder of a training.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the state of a training. The exit code is 1 if it failed, or if a site contributed nothing.
+    """Print the state of a training.
+
+    The exit code is 1 if it failed or if a site contributed nothing, and 3 if a site is reported as an outlier.
 
     Example: keel deploy status runs/first
     """
@@ -185,7 +191,7 @@ def status(
 
     state = training_status(run)
     typer.echo(json.dumps(state) if as_json else "\n".join(state["lines"]))
-    raise typer.Exit(0 if state["ok"] else 1)
+    raise typer.Exit(1 if not state["ok"] else OUTLIER if state["outliers"] else 0)
 
 
 audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check an audit log.")

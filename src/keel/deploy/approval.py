@@ -21,7 +21,7 @@ from zipfile import BadZipFile, ZipFile
 from keel.errors import KeelError, shown
 
 BUNDLE, PIN, REFUSED = "approved.fab", "approved.json", "refused.fab"
-"""Files of the approval folder: the approved app, its hash, and the last app that was refused."""
+"""The approved app and its hash, in the folder of the approval, and the last app that a node has refused."""
 MANIFEST = ".info/CONTENT"
 """Flower's list of the files in a bundle. It is not installed."""
 MAX_FILES, MAX_BYTES = 10_000, 2**28
@@ -129,12 +129,16 @@ class Approval:
         """Pin the hash of this bundle, in place of the one before, and return it."""
         app = read_app(bundle)
         record = {"hash": app.hash, "time": datetime.now(UTC).isoformat(timespec="seconds"), "files": sorted(app.files)}
-        self._write(BUNDLE, bundle)
-        self._write(PIN, json.dumps(record, indent=2).encode())
+        _write(self.folder / BUNDLE, bundle)
+        _write(self.folder / PIN, json.dumps(record, indent=2).encode())
         return app.hash
 
-    def check(self, bundle: bytes) -> str:
-        """Return the hash of a bundle if it is the approved one. A refused bundle is kept, so that it can be read.
+    def check(self, bundle: bytes, refused: Path) -> str:
+        """Return the hash of a bundle if it is the approved one.
+
+        Args:
+            refused: The file that keeps a refused bundle, so that it can be read. A node may be unable to write the
+                folder of the approval.
 
         Raises:
             KeelError: It is another app, no app is approved, or the bundle cannot be read.
@@ -147,16 +151,16 @@ class Approval:
             reason = f"the approved app is {approved[:12]}"
         except KeelError as error:
             reason = str(error)
-        self._write(REFUSED, bundle)
-        raise KeelError(
-            f"app {offered[:12]} is refused: {reason}; to read it: keel deploy approve {self.folder / REFUSED}"
-        )
+        _write(refused, bundle)
+        raise KeelError(f"app {offered[:12]} is refused: {reason}; to read it: keel deploy approve {refused}")
 
-    def _write(self, name: str, content: bytes) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = mkstemp(prefix=f".{name}.", dir=self.folder)  # several nodes may share the folder
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(self.folder / name)
+
+def _write(file: Path, content: bytes) -> None:
+    """Replace a file that only its owner can read. Several nodes may share the folder."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    Path(temporary).replace(file)

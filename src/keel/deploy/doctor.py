@@ -14,6 +14,7 @@ from typing import Any
 from keel.deploy.approval import Approval
 from keel.deploy.authority import read_certificate
 from keel.deploy.expiry import WARNING_DAYS, days_left
+from keel.deploy.flwr_connection import CONFIG, authority_of, trusted_certificate
 from keel.deploy.site_policy import read_policy
 from keel.deploy.versions import SOFTWARE, installed_versions
 from keel.errors import KeelError
@@ -115,11 +116,12 @@ def connection_findings(
 
 
 def server_findings(folder: Path, port: int) -> Iterator[Finding]:
-    """Check on the server that Flower's server and the proxy listen.
+    """Check on the server that Flower's server and the proxy listen, and that `flwr` trusts the server.
 
     Args:
         port: That of Flower's server. The proxy's is in nginx.conf.
     """
+    yield _connection(folder)
     yield _listens("server", port, "./start_server.sh")
     try:
         found = LISTEN.search((folder / "nginx.conf").read_text(encoding="utf-8"))
@@ -129,6 +131,16 @@ def server_findings(folder: Path, port: int) -> Iterator[Finding]:
         yield Finding("proxy", "failed", f"{folder / 'nginx.conf'} has no port; write it with keel deploy proxy")
     else:
         yield _listens("proxy", int(found[1]), "./start_proxy.sh")
+
+
+def _connection(folder: Path) -> Finding:
+    try:
+        named = trusted_certificate(folder)
+    except KeelError as error:
+        return Finding("flwr", "failed", str(error))
+    if named != (expected := authority_of(folder)):
+        return Finding("flwr", "failed", f"{folder / CONFIG} names {named}; set root-certificates to {expected}")
+    return Finding("flwr", "ok", "trusts the server's authority")
 
 
 def _listens(check: str, port: int, script: str) -> Finding:

@@ -324,11 +324,11 @@ def limit_pushes(handlers: dict[str, Any], quota: PushQuota) -> None:
     def limited_push_messages(request: Any, **parts: Any) -> Any:
         node = request.node.node_id
         sent = [message.metadata for message in request.messages_list]
-        if not all(metadata.reply_to_message_id and metadata.src_node_id == node for metadata in sent):
+        replies = [metadata.reply_to_message_id and metadata.src_node_id == node for metadata in sent]
+        if not replies or not all(replies):
             log.warning("refused a message of node %d that is not a reply of its own", node)
             raise HTTPException(403, "a node may only reply")
-        run = sent[0].run_id if sent else 0
-        if not accepts(run, request.node.node_id, request.ByteSize()):
+        if not accepts(sent[0].run_id, request.node.node_id, request.ByteSize()):
             raise HTTPException(413, "the reply is too large")
         return push_messages(request=request, **parts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from keel.deploy.approval import Approval
+from keel.deploy.approval import REFUSED, Approval
 from keel.deploy.flower_adapter import BundleRefused, log, node_config_of, run_supernode
 from keel.deploy.site_audit import record_refusal
 from keel.deploy.site_policy import APP, POLICY, read_policy
@@ -33,7 +33,7 @@ class ApprovedOnly:
     """Refuses every app but the approved one, before any of its code is loaded, and records each refusal.
 
     Args:
-        state: The folder of the site's client state, which has its audit log.
+        state: The folder of the site's client state, which has its audit log, and gets the last refused app.
     """
 
     def __init__(self, approval: Approval, policy: Path, state: Path):
@@ -42,7 +42,7 @@ class ApprovedOnly:
 
     def check(self, bundle: bytes, message: Message) -> dict[str, Any]:
         try:
-            app = self.approval.check(bundle)
+            app = self.approval.check(bundle, self.state / REFUSED)
         except Exception as error:  # whatever fails in the check, the app is not approved and the node stays
             log.error("%s", error, exc_info=not isinstance(error, KeelError))
             raise BundleRefused("approval: AppNotApproved") from None

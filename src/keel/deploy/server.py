@@ -189,7 +189,8 @@ def _observers(
     spec, records = training.spec, folder.records()
 
     def audit_round(record: Record, state: TrainingState, seconds: float) -> None:
-        fields = ("cohort", "norms", "losses", "cosines", "clipped", "rejected", "bytes_down", "bytes_up", "dropped")
+        values = ("norms", "losses", "cosines", "agreements", "clipped", "rejected")
+        fields = ("cohort", *values, "bytes_down", "bytes_up", "dropped")
         audit.append(
             "round",
             round=record["round"],

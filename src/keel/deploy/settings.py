@@ -88,9 +88,13 @@ def read_settings(config: Mapping[str, Any]) -> tuple[Spec, Federation]:
     return _read_spec(table, federation.sites), federation
 
 
-def bounds(sites: int) -> dict[str, Any]:
-    """The defaults of `server` that bound the influence of one of so many sites."""
-    return {"clip": "adaptive", "largest_weight": min(LARGEST_WEIGHT, LARGEST_SHARE / sites) if sites >= 3 else 1.0}
+def bounds(sites: int, mean: str | None = None) -> dict[str, Any]:
+    """The defaults of `server` that bound the influence of one of so many sites.
+
+    The geometric median is the report of a site that has half of the weight, so that the shares are equal with it.
+    """
+    largest = 1 / sites if mean == "geometric_median" else min(LARGEST_WEIGHT, LARGEST_SHARE / sites)
+    return {"clip": "adaptive", "largest_weight": largest if sites >= 3 else 1.0}
 
 
 def _read_federation(table: Mapping[str, Any]) -> Federation:
@@ -127,6 +131,9 @@ def _check_privacy(privacy: PrivacySpec, sampler: str) -> None:
 
 
 def _read_spec(table: dict[str, Any], sites: int) -> Spec:
+    for section in "data", "model", "participation", "server", "engine":
+        if not isinstance(table.get(section, {}), Mapping):
+            raise KeelError(f"{section} must be a table, as in {section}.name (got {table[section]!r})")
     for section in "data", "model":
         if "name" in table.get(section, {}):
             raise KeelError(f"{section}.name must not be set (got {table[section]['name']!r}): the app defines it")
@@ -136,14 +143,15 @@ def _read_spec(table: dict[str, Any], sites: int) -> Spec:
         )
     table["data"] = {"name": CUSTOM}
     table["model"] = {**table.get("model", {}), "name": CUSTOM}
-    bounded = bounds(sites)
+    server = table.get("server", {})
+    bounded = bounds(sites, server.get("mean"))
     participation: dict[str, Any] = {"rate": 1.0}
     privacy = table.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("mechanism", "central") in ("central", "tree"):
         del bounded["clip"]  # the private mean clips
         participation["sampler"] = "cyclic"  # sites know the seed, so that no sampling is secret
     table["participation"] = {**participation, **table.get("participation", {})}
-    table["server"] = {**bounded, **table.get("server", {})}
+    table["server"] = {**bounded, **server}
     for field in table.get("engine", {}):
         if field != "device":
             raise KeelError(

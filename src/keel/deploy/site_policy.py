@@ -39,6 +39,9 @@ class Policy(BaseModel):
     """Smallest minibatch, the last one of an epoch included."""
     min_steps: Count
     """Smallest number of local steps of a round."""
+    min_noise: Positive | None = None
+    """Smallest noise multiplier of `privacy.mechanism = "example"`, whose random minibatches may be smaller than
+    `min_batch`, down to one example. Without it the mechanism is refused."""
     min_examples: Count
     """Number of training examples below which the site does not take part."""
     max_rounds: Count
@@ -95,6 +98,7 @@ class Policy(BaseModel):
         local, round = spec.local, request.get("round", 0)
         if type(round) is not int:
             raise KeelError(f"round of the request must be an integer (got {round!r})")
+        self._check_random_minibatches(spec)
         rounds = max(spec.rounds, round)
         if local.batch < self.min_batch:
             raise PolicyRefusal("min_batch", f"is {self.min_batch}, but local.batch is {local.batch}")
@@ -105,6 +109,15 @@ class Policy(BaseModel):
         self._check_lr("local.lr", local.lr)
         if spec.evaluation.on != "test" or spec.evaluation.clients is not None:
             raise PolicyRefusal("evaluation", "the request is to evaluate on other examples than the test examples")
+
+    def _check_random_minibatches(self, spec: Spec) -> None:
+        """Check the noise of DP-SGD: the server knows the seed, and so when a minibatch has one example."""
+        if spec.privacy is None or spec.privacy.mechanism != "example":
+            return
+        if self.min_noise is None:
+            raise PolicyRefusal("min_noise", "is not set, but privacy.mechanism is 'example' (random minibatches)")
+        if (noise := spec.privacy.noise or 0.0) < self.min_noise:
+            raise PolicyRefusal("min_noise", f"is {self.min_noise:g}, but privacy.noise is {noise:g}")
 
     def check_evaluation(self) -> None:
         """Check that the site evaluates models, before the data are loaded."""
@@ -172,7 +185,7 @@ def read_policy(file: Path) -> Policy:
         raise KeelError(f"policy {str(file)!r} is not a TOML file ({str(error)[:300]})") from None
 
 
-FLOATS = ("max_lr", "clip_norm", "noise", "timeout_seconds", "max_reply_mb")
+FLOATS = ("max_lr", "min_noise", "clip_norm", "noise", "timeout_seconds", "max_reply_mb")
 """Fields for which an integer is accepted too."""
 
 

@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from keel.core.records import COMPLETE
 from keel.deploy.audit import verify
-from keel.deploy.watch import MEANINGS
+from keel.deploy.watch import MEANINGS, outliers
 from keel.errors import KeelError
 from keel.runs.folder import RunFolder
 
@@ -19,9 +19,10 @@ def training_status(path: Path) -> dict[str, Any]:
         return _status_before_first_round(path, audit)
     folder = RunFolder.open(path)
     summary, rounds = folder.summary, folder.spec.rounds
-    done, running = len(folder.records()), _is_locked(folder)
+    records, running = folder.records(), _is_locked(folder)
+    done = len(records)
     idle: dict[str, str] = {} if summary is None else summary.get("idle_sites", {})
-    far = {} if summary is None else summary.get("outliers", {})
+    far = outliers(records) if summary is None else summary.get("outliers", {})
     lines = []
     if summary is not None:
         lines.append(f"{summary['status']} after {done} of {rounds} rounds: {path}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median, median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ SMALL = 1 / 20
 """A norm is far below the others if it is less than this part of their median."""
 MANY_EXAMPLES = 20
 """A site states unusually many examples if they are more than this many times the median of the other sites."""
-OPPOSITE = -0.2
-"""A report points against the others if its cosine with their mean direction is below this."""
+OPPOSITE, AGREEMENT = -0.2, 0.1
+"""A report points against the others if its cosine with their mean direction is below the first, while the mean cosine
+between the others is above the second. Near the end of a training, and on very different data, all reports point away
+from each other."""
 MEANINGS = {
     "norm": "its norm is far above that of the other sites",
     "small norm": "its norm is far below that of the other sites",
@@ -37,9 +39,9 @@ MEANINGS = {
 class SiteLosses(Observer):
     """Adds the training loss of each site to the record of a round, and the direction of its report.
 
-    The direction (`cosines`) is the cosine of a site's `delta` with the sum of the other sites' normalized `delta`: the
-    length of a report and the number of examples that a site states do not enter. The deltas of a round are held until
-    it ends, as adaptive clipping does.
+    `cosines` has the cosine of a site's `delta` with the sum of the other sites' normalized `delta`, and `agreements`
+    the mean cosine between two of these others: the length of a report and the number of examples that a site states do
+    not enter. The deltas of a round are held until it ends, as adaptive clipping does.
     """
 
     def round_started(self, round: int) -> None:
@@ -53,23 +55,42 @@ class SiteLosses(Observer):
 
     def round_ended(self, event: RoundEnd) -> Mapping[str, Any]:
         deltas, self.deltas = self.deltas, {}
-        return {"losses": self.losses, **({"cosines": cosines(deltas)} if len(deltas) >= 3 else {})}
+        found = directions(deltas)
+        if not found:
+            return {"losses": self.losses}
+        return {
+            "losses": self.losses,
+            "cosines": {site: direction.cosine for site, direction in found.items()},
+            "agreements": {site: direction.agreement for site, direction in found.items()},
+        }
 
 
-def cosines(deltas: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the cosine of each tensor with the sum of the others, all normalized. A zero or infinite one has none."""
+class Direction(NamedTuple):
+    """Where the report of a site points."""
+
+    cosine: float
+    """With the sum of the other reports, all normalized."""
+    agreement: float
+    """Mean cosine between two of the others."""
+
+
+def directions(deltas: Mapping[str, Tensor]) -> dict[str, Direction]:
+    """Return the direction of each tensor, if there are at least three. One that is zero or infinite has none."""
     norms = {site: float(torch.linalg.vector_norm(delta.double())) for site, delta in deltas.items()}
     scales = {site: 1 / norm for site, norm in norms.items() if 0 < norm < float("inf")}
+    if len(scales) < 3:
+        return {}
     total = torch.zeros_like(next(iter(deltas.values())), dtype=torch.float64)
     for site, scale in scales.items():
         total.add_(deltas[site].double(), alpha=scale)
-    result = {}
+    result, count = {}, len(scales) - 1
     for site, scale in scales.items():
         own = deltas[site].double() * scale
         others = total - own
         length = float(torch.linalg.vector_norm(others))
         if length > 0:
-            result[site] = round(float((own * others).sum()) / length, 6)
+            agreement = (length**2 - count) / (count * (count - 1))
+            result[site] = Direction(round(float((own * others).sum()) / length, 6), round(agreement, 6))
     return result
 
 
@@ -154,5 +175,5 @@ def _far_values(record: Mapping[str, Any]) -> Iterable[tuple[str, str, bool]]:
             yield site, value, len(others) >= 2 and number > FACTOR * median(others)
             if value == "norm":
                 yield site, "small norm", bool(others) and number < SMALL * median_low(others)
-    for site, cosine in record.get("cosines", {}).items():
-        yield site, "direction", cosine < OPPOSITE
+    for site, agreement in record.get("agreements", {}).items():
+        yield site, "direction", record["cosines"][site] < OPPOSITE and agreement > AGREEMENT
