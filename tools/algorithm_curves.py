@@ -123,7 +123,7 @@ def figure(name: str, curves: dict[str, dict[str, Curve]]) -> dict[str, Any]:
             "title": {"color": INK, "fontWeight": "normal", "fontSize": 12},
         },
         "hconcat": [
-            _panel(title, {titles[m]: rows[m] for m in shown}, colour, 620 // len(tasks))
+            _panel(title, {titles[m]: rows[m] for m in shown}, colour, 570 // len(tasks))
             for title, rows in tasks.items()
         ],
     }
