@@ -427,7 +427,7 @@ def test_ctrl_c_saves_and_ends_ray_and_resume_gives_the_same_bits(
     shared_ray: None, keel: Command, tmp_path: Path
 ) -> None:
     # so many rounds that the run has not ended when the signal arrives, on a busy machine too
-    run = ["run", "--engine", "ray", "--rounds", "80", "--set", "engine.workers=1"]
+    run = ["run", "--engine", "ray", "--rounds", "40", "--set", "engine.workers=1"]
     lines = tmp_path / "ray" / "metrics.jsonl"
     # this starts a second Ray on the machine
     command = [sys.executable, "-m", "keel", *run, "--out", "ray"]
