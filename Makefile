@@ -7,11 +7,11 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/keel demo
 
-# Six processes on two cores, because many tests wait for other processes. They and those that they start share the
+# Four processes on two cores, because many tests wait for other processes. They and those that they start share the
 # compiled modules in __pycache__, also where the environment asks Python not to write any.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint browser nginx
-	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # The report is tested in Chromium. As root on Debian it is installed; elsewhere, without it, those tests are skipped.
 browser:

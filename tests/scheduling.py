@@ -4,6 +4,9 @@ import re
 
 from xdist.scheduler import LoadFileScheduling
 
+FIRST = ("tests/core/test_replay.py",)
+"""Files that need a fresh process. A gradient is not replayed if anything else in the process draws random numbers, as a
+thread that an earlier test has left there may do."""
 LONGEST = (
     "tests/deploy/test_end_to_end.py",
     "tests/engines/test_ray.py",
@@ -25,7 +28,7 @@ of the contract last."""
 
 def rank(file: str) -> int:
     """The position of a file in the order of execution. Files of equal rank stay in the order of collection."""
-    order = (*LONGEST, DIVISIBLE[0], None, DIVISIBLE[1])
+    order = (*FIRST, *LONGEST, DIVISIBLE[0], None, DIVISIBLE[1])
     return order.index(file if file in order else None)
 
 
