@@ -5,8 +5,8 @@ import re
 from xdist.scheduler import LoadFileScheduling
 
 FIRST = ("tests/core/test_replay.py",)
-"""Files that need a fresh process. A gradient is not replayed if anything else in the process draws random numbers, as a
-thread that an earlier test has left there may do."""
+"""Files that need a fresh process. A gradient is not replayed if anything else in the process draws random numbers, as
+a thread that an earlier test has left there may do."""
 LONGEST = (
     "tests/deploy/test_end_to_end.py",
     "tests/engines/test_ray.py",
