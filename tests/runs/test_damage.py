@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
 
@@ -356,3 +357,15 @@ def test_folders_above_a_run_are_synced(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("keel.runs.files.sync", synced.append)
     make_folders(tmp_path / "a" / "b")
     assert {tmp_path, tmp_path / "a"} <= set(synced)
+
+
+def test_a_checkpoint_of_a_long_run_does_not_hold_its_log_in_memory(ended: RunFolder) -> None:
+    state = ended.final_state()
+    with ended.metrics.open("ab") as log:
+        log.write(b" " * 1000 + b"\n" + (b" " * 1000 + b"\n") * 20_000)
+    tracemalloc.start()
+    try:
+        ended.save(state)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()

@@ -23,6 +23,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from shlex import quote
@@ -57,7 +58,7 @@ from keel.runs.manifest import FILE as MANIFEST
 from keel.runs.manifest import Manifest
 from keel.runs.model_record import FILE as MODEL
 from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
-from keel.runs.sealed import complete_lines, content, damaged, read_sealed, seal, seal_of
+from keel.runs.sealed import complete_lines, content, damaged, opened, read_sealed, seal, seal_of
 
 FORMAT = 2
 """Of the folder, in environment.json: 2 has checksums. Folders of earlier versions have no number."""
@@ -288,9 +289,10 @@ class RunFolder:
         save_checkpoint(self.checkpoint_file, state, self._record_sum(state.round))
 
     def _record_sum(self, round: int) -> str:
-        """The checksum of a round's record; empty if there is none."""
-        lines = complete_lines(self.metrics)
-        return seal_of(lines[round - 1]) if 0 < round <= len(lines) else ""
+        """The checksum of a round's record; empty if there is none. The log may be too long to be held in memory."""
+        with opened(self.metrics) as lines:
+            line = next(islice(lines, round - 1, round), b"") if round > 0 else b""
+        return seal_of(line) if line.endswith(b"\n") else ""
 
     def load(self, file: Path, clients: ClientStates) -> TrainingState | None:
         """The state of one of the two checkpoints; None if it does not exist.
