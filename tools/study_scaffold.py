@@ -1,15 +1,20 @@
-"""SCAFFOLD on CIFAR-10 at 16x16 in a second implementation: a plain loop that shares no code with Keel's algorithms.
+"""SCAFFOLD below FedAvg on CIFAR-10 at 16x16: a property of the method, or an error in Keel?
 
     python tools/study_scaffold.py [ROUNDS]     writes results/scaffold.json
 
-It separates three explanations of SCAFFOLD's result: an error in Keel's implementation, old control variates, and the
-size of the correction itself. Control variates are stale as published ("stored"), or those of all clients are computed
-anew at the server's model in every round ("refreshed"), from a random model or from one that FedAvg has trained.
+Keel's FedAvg and SCAFFOLD are run at several learning rates, and at one of them also in a second implementation: a
+plain loop that shares no code with Keel's algorithms. In the loop, the control variates of the clients are those of
+their last rounds, as published ("stored"), or computed anew at the server's model in every round ("refreshed").
+Training starts from a random model, or from one that FedAvg has trained, with all control variates computed there
+("warm start").
 """
 
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,26 +22,36 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+import keel
 from keel.config.defaults import make_spec
 from keel.runs.build import make_task
 
 RESULT = Path(__file__).parents[1] / "results/scaffold.json"
+SEEDS = (0, 1, 2)
+RATES = (0.003, 0.01, 0.03, 0.1)
+RATE = 0.03
+"""The learning rate of the second implementation."""
 LAST = 20
 """The number of final rounds over which an accuracy is averaged."""
-LR, BATCH, COHORT = 0.03, 64, 10
-TASK = {
-    "data": {"name": "cifar10", "size": 16, "alpha": 0.0, "augment": False},
-    "model": {"name": "cnn"},
-    "local": {"lr": LR, "batch": BATCH, "weight_decay": 0.0},
-}
+BATCH, COHORT = 64, 10
 
 
-class Study:
-    """The clients' data and the model."""
+def settings(seed: int, rate: float = RATE) -> dict[str, Any]:
+    """Return the spec of a run without its algorithm."""
+    return {
+        "seed": seed,
+        "data": {"name": "cifar10", "size": 16, "alpha": 0.0, "augment": False},
+        "model": {"name": "cnn"},
+        "local": {"lr": rate, "batch": BATCH, "weight_decay": 0.0},
+    }
 
-    def __init__(self) -> None:
-        task = make_task(make_spec({**TASK, "algorithm": {"name": "scaffold"}}))
-        self.model, transform = task.module, task.data.transform
+
+class SecondImplementation:
+    """The clients' data and the model, trained by a plain loop."""
+
+    def __init__(self, seed: int) -> None:
+        task = make_task(make_spec({**settings(seed), "algorithm": {"name": "scaffold"}}))
+        self.seed, self.model, transform = seed, task.module, task.data.transform
         examples = [task.data.client(number) for number in range(task.data.partition.clients)]
         self.clients = [(transform(each.inputs), each.targets) for each in examples]
         self.test = transform(task.data.test.inputs), task.data.test.targets
@@ -51,14 +66,19 @@ class Study:
         """Return the full gradient of each client."""
         return torch.stack([self.gradient(theta, *client) for client in self.clients])
 
+    def gradient_ratio(self, theta: Tensor) -> float:
+        """Return the mean norm of the clients' gradients divided by the norm of their mean."""
+        gradients = self.gradients(theta)
+        return float(gradients.norm(dim=1).mean() / gradients.mean(0).norm())
+
     def accuracy(self, theta: Tensor) -> float:
         vector_to_parameters(theta, self.model.parameters())
         with torch.no_grad():
             return float((self.model(self.test[0]).argmax(1) == self.test[1]).float().mean())
 
-    def train(self, theta: Tensor, rounds: int, controls: str) -> tuple[Tensor, list[float]]:
-        """Train with "none", "stored" or "refreshed" control variates; return the model and the accuracies."""
-        rng = np.random.default_rng(0)
+    def train(self, theta: Tensor, rounds: int, controls: str) -> tuple[Tensor, float]:
+        """Train with the control variates "none", "stored", "warm" or "refreshed"; return model and accuracy."""
+        rng = np.random.default_rng(self.seed)
         own = torch.zeros(len(self.clients), len(theta))
         accuracies = []
         for t in range(rounds):
@@ -72,39 +92,57 @@ class Study:
                 for batch in order.split(BATCH):
                     seen.append(self.gradient(w, inputs[batch], targets[batch]))
                     correction = mean - own[number] if controls != "none" else 0.0
-                    w = w - LR * (seen[-1] + correction)
+                    w = w - RATE * (seen[-1] + correction)
                 if controls in ("stored", "warm"):
                     own[number] = torch.stack(seen).mean(0)
                 ends.append(w)
             theta = torch.stack(ends).mean(0)
             if t >= rounds - LAST:
                 accuracies.append(self.accuracy(theta))
-        return theta, accuracies
+        return theta, fmean(accuracies)
 
 
-def main(rounds: int) -> None:
-    """Train every variant and write the result."""
-    torch.manual_seed(0)
-    study = Study()
-    trained, fedavg = study.train(study.start, rounds, "none")
-    rows = {"FedAvg": fedavg}
-    for title, theta, controls in (
-        ("SCAFFOLD", study.start, "stored"),
-        ("SCAFFOLD, refreshed", study.start, "refreshed"),
-        ("FedAvg, continued", trained, "none"),
-        ("SCAFFOLD, warm start", trained, "warm"),
-        ("SCAFFOLD, warm start, refreshed", trained, "refreshed"),
-    ):
-        rows[title] = study.train(theta, rounds, controls)[1]
-        print(title, np.mean(rows[title]), flush=True)
-    ratios = {}
-    for title, theta in (("random model", study.start), ("trained by FedAvg", trained)):
-        gradients = study.gradients(theta)
-        ratios[title] = float(gradients.norm(dim=1).mean() / gradients.mean(0).norm())
-    accuracies = {title: round(float(np.mean(values)), 4) for title, values in rows.items()}
-    result = {"rounds": rounds, "last": LAST, "lr": LR, "accuracy": accuracies, "gradient_ratio": ratios}
+def keel_accuracy(algorithm: str, rate: float, seed: int, rounds: int) -> float | None:
+    """Return the accuracy of Keel's implementation; None if it diverged."""
+    evaluation = {"every": 1, "last": LAST}
+    spec = {**settings(seed, rate), "algorithm": {"name": algorithm}, "rounds": rounds, "evaluation": evaluation}
+    with TemporaryDirectory() as folder:
+        return keel.run(spec, out=Path(folder) / "run", workers=1).accuracy
+
+
+def keep(accuracies: dict[str, dict[str, float | None]], rounds: int, **more: Any) -> None:
+    result = {"rounds": rounds, "last": LAST, "rate": RATE, "accuracy": accuracies, **more}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
+def main(rounds: int) -> None:
+    """Train every variant with every seed, and write the result."""
+    torch.set_num_threads(1)
+    accuracies: dict[str, dict[str, float | None]] = {}
+
+    def add(title: str, seed: int, accuracy: float | None) -> None:
+        accuracies.setdefault(title, {})[str(seed)] = None if accuracy is None else round(accuracy, 4)
+        print(title, seed, accuracies[title][str(seed)], flush=True)
+        keep(accuracies, rounds)
+
+    for seed in SEEDS:
+        for rate in RATES:
+            for algorithm in ("fedavg", "scaffold"):
+                add(f"Keel, {algorithm}, {rate}", seed, keel_accuracy(algorithm, rate, seed, rounds))
+    ratios: dict[str, dict[str, float]] = {"random model": {}, "trained by FedAvg": {}}
+    for seed in SEEDS:
+        second = SecondImplementation(seed)
+        trained, accuracy = second.train(second.start, rounds, "none")
+        add("FedAvg", seed, accuracy)
+        add("SCAFFOLD, stored", seed, second.train(second.start, rounds, "stored")[1])
+        add("FedAvg, continued", seed, second.train(trained, rounds, "none")[1])
+        add("SCAFFOLD, stored, warm start", seed, second.train(trained, rounds, "warm")[1])
+        add("SCAFFOLD, refreshed", seed, second.train(second.start, rounds, "refreshed")[1])
+        add("SCAFFOLD, refreshed, warm start", seed, second.train(trained, rounds, "refreshed")[1])
+        for title, theta in (("random model", second.start), ("trained by FedAvg", trained)):
+            ratios[title][str(seed)] = round(second.gradient_ratio(theta), 2)
+        keep(accuracies, rounds, gradient_ratio=ratios)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 150)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
