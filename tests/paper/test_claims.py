@@ -1,12 +1,13 @@
 """The claims of the paper as statistics, from made-up results."""
 
-from math import log
+from math import exp, log
 from typing import Any
 
 import pytest
 
 from keel.paper.claims import all_claims, better_methods, find_tasks, is_large, theorem_summary
 from keel.paper.evidence import Claim, Question, answer, contrast, effect_text
+from keel.paper.ladder_cost import relative_costs
 from keel.paper.views import make_view
 from keel.report.significance import mean_difference
 
@@ -318,3 +319,22 @@ def test_control_variates_and_a_long_lookahead_count_as_rivals_only_in_the_secon
     long_lookahead = {**row("fedacg", 0.9), "method": "fedacg algorithm.lookahead=full"}
     rows = [*methods(ghbm=0.8, fedcm=0.6, fedacg=0.7), long_lookahead]
     assert [claim(ladder(part("a", rows)), number).verdict for number in ("1a", "1b")] == ["supported", "not supported"]
+
+
+def test_the_ladder_shows_rounds_bytes_and_transfer_time_until_the_target_relative_to_fedavg() -> None:
+    rows = [row("FedAvg", 0.7, reached=80), row("ghbm", 0.8, reached=40), row("scaffold", 0.8, reached=60)]
+    rows[0]["algorithm"] = "fedavg"
+    rows[2]["rounds_to_target_seeds"] = [None] * 5  # counts with all 100 rounds
+    iid = part("c", rows, data__partition="iid")
+    other = [row("FedAvg", 0.7, reached=80) | {"algorithm": "fedavg"}, row("ghbm", 0.8, reached=20), rows[2]]
+    tasks, costs = relative_costs(ladder(part("a", rows), part("b", other), iid)["ladder"])
+    assert [task.title for task in tasks] == ["a", "b"]
+    ratios = [(reached + seed) / (80 + seed) for reached in (40, 20) for seed in range(5)]
+    ghbm = exp(sum(map(log, ratios)) / 10)
+    scaffold = exp(sum(log(100 / (80 + seed)) for seed in range(5)) / 5)
+    means = {each.label: (each.rounds.mean, each.bytes.mean, each.seconds.mean) for each in costs}
+    assert means["ghbm"] == pytest.approx((ghbm, 1.5 * ghbm, 7 / 6 * ghbm))  # down 2 at 50 Mbit/s, up 1 at 10
+    assert means["scaffold"] == pytest.approx((scaffold, 2 * scaffold, 2 * scaffold))
+    assert [(each.reached, each.runs) for each in costs] == [(10, 10), (10, 10), (0, 10)]
+    [_, sheet] = make_view(ladder(part("a", rows), part("b", other), iid)["ladder"]).sheets
+    assert [line[4] for line in sheet.rows] == ["10 of 10", "10 of 10", "0 of 10"]

@@ -196,11 +196,17 @@ def _bytes(results: Results) -> list[Claim]:
 
 def log_bytes(part: Row, row: Row) -> dict[int, float]:
     """Return the negative logarithm of the bytes until the target by seed: more is better, as for accuracy."""
+    rounds = log_rounds(part, row)
+    per_round = row["cost"]["bytes"] / row["cost"]["share"] / part["rounds"] if rounds else 1.0
+    return {seed: value - log(per_round) for seed, value in rounds.items()}
+
+
+def log_rounds(part: Row, row: Row) -> dict[int, float]:
+    """Return the negative logarithm of the rounds until the target by seed."""
     if not row.get("cost") or row.get("rounds_to_target_seeds") is None:
         return {}
-    per_round = row["cost"]["bytes"] / row["cost"]["share"] / part["rounds"]
     rounds = [reached or part["rounds"] for reached in row["rounds_to_target_seeds"]]
-    return {seed: -log(per_round * spent) for seed, spent in zip(seed_values(row), rounds, strict=True)}
+    return {seed: -log(spent) for seed, spent in zip(seed_values(row), rounds, strict=True)}
 
 
 def _iid(results: Results) -> Claim:

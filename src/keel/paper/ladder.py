@@ -1,6 +1,8 @@
 """The statistics of methods by tasks: ranks over tasks, and the methods that a task does not separate from its best."""
 
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 from keel.paper.results import Result, Row, seed_values
 from keel.report.significance import LEVEL, Ranking, holm, paired_difference, rank_methods
@@ -18,19 +20,24 @@ def task_scores(part: Row) -> dict[str, float]:
 
 
 def rank_ladder(result: Result) -> Ranking | None:
-    """Rank methods over tasks that have all of them.
-
-    Of the possible selections, the one with the most results; of equals, the one with the most tasks.
-    """
+    """Rank methods over the tasks that have all of them."""
     tasks = [scores for part in result["parts"] if (scores := task_scores(part))]
-    selections = [(names, [scores for scores in tasks if names.keys() <= scores.keys()]) for names in tasks]
-    names, complete = max(selections, key=_extent, default=({}, []))
+    names = common_methods(tasks)
+    complete = [scores for scores in tasks if scores.keys() >= set(names)]
     return rank_methods([{name: scores[name] for name in names} for scores in complete])
 
 
-def _extent(selection: tuple[dict[str, float], list[dict[str, float]]]) -> tuple[int, int]:
-    names, tasks = selection
-    return len(names) * len(tasks), len(tasks)
+def common_methods(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the methods to compare over the tasks that have all of them.
+
+    Of the possible selections, the one with the most results; of equals, the one with the most tasks.
+    """
+
+    def extent(names: list[str]) -> tuple[int, int]:
+        count = sum(task.keys() >= set(names) for task in tasks)
+        return len(names) * count, count
+
+    return max(map(list, tasks), key=extent, default=[])
 
 
 def level_with_best(part: Row) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 from keel.paper.evidence import p_text
 from keel.paper.ladder import rank_ladder
+from keel.paper.ladder_cost import NETWORK, relative_costs
 from keel.paper.panels import MAXIMUM_CURVES, shows_curves
 from keel.paper.results import OLDER_MARK, Result, Row
 from keel.paper.sheets import is_timed
@@ -15,6 +16,12 @@ COST_NOTE = (
 LADDER_NOTE = (
     "Bold: the best method of a task. Underlined: methods whose paired difference from it over seeds is not "
     "significant (t test, p corrected by Holm's procedure for the number of methods)."
+)
+LADDER_COST_NOTE = (
+    "Cost until the accuracy first reaches FedAvg's final accuracy, relative to FedAvg with the same seed: geometric "
+    "mean over seeds and tasks (95 % interval over seeds, for these tasks). A run that never reaches it counts with "
+    "all its rounds. Modelled transfer time: the messages at {up:g} Mbit/s up and {down:g} Mbit/s down, without "
+    "latency and computation."
 )
 SMOKE_NOTE = "Smoke scale only checks that the recipe runs; its numbers mean nothing."
 
@@ -32,7 +39,7 @@ def make_notes(result: Result, options: str) -> list[str]:
     if result["view"] == "cost":
         lines.append(COST_NOTE)
     if result["view"] == "ladder":
-        lines += [LADDER_NOTE, *_rank_note(result)]
+        lines += [LADDER_NOTE, *_rank_note(result), *_cost_note(result)]
     started = [part for part in result["parts"] if any(row["runs"] for row in part["rows"])]
     lines += [*(_part_note(result, part) for part in started), *_tuning_notes(started)]
     if waiting := [part["title"] for part in result["parts"] if part not in started]:
@@ -90,6 +97,14 @@ def _protocol(result: Result, part: Row) -> str:
 def _edges(row: Row) -> list[str]:
     """Return the chosen hyper-parameters of which the search did not try both a smaller and a larger value."""
     return [f"{field.rpartition('.')[2]} {row['chosen'][field]:g}" for field in row.get("open_fields", [])]
+
+
+def _cost_note(result: Result) -> list[str]:
+    tasks, _ = relative_costs(result)
+    if not tasks:
+        return []
+    text = LADDER_COST_NOTE.format(up=NETWORK.up_mbps, down=NETWORK.down_mbps)
+    return [f"{text} Tasks: {'; '.join(task.title for task in tasks)}."]
 
 
 def _rank_note(result: Result) -> list[str]:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from keel.paper.cost import TargetCost, target_costs
 from keel.paper.ladder import level_with_best, rank_ladder
+from keel.paper.ladder_cost import relative_costs
 from keel.paper.recipes import printed_title
 from keel.paper.results import OLDER_MARK, Result, Row, cited
+from keel.report.significance import Difference
 from keel.report.tables import Places, Sheet, change, final_text
 from keel.units import duration, size
 
@@ -126,7 +128,28 @@ def ladder_sheets(result: Result) -> list[Sheet]:
         columns.append(f"mean rank ({ranking.tasks} tasks)")
         for label in labels:
             cells[label].append(f"{ranking.ranks[label]:.1f}" if label in ranking.ranks else "-")
-    return [Sheet("", columns, list(cells.values()), places)]
+    return [Sheet("", columns, list(cells.values()), places), *_ladder_costs(result)]
+
+
+def _ladder_costs(result: Result) -> list[Sheet]:
+    """Return what each method spends until FedAvg's final accuracy, over the non-IID tasks."""
+    tasks, costs = relative_costs(result)
+    if not costs:
+        return []
+    columns = ["method", "rounds", "bytes", "modelled transfer time", "runs that reached it"]
+    rows = [
+        [each.label, *map(_ratio, (each.rounds, each.bytes, each.seconds)), f"{each.reached} of {each.runs}"]
+        for each in costs
+    ]
+    places: Places = {}
+    for column, name in enumerate(("rounds", "bytes", "seconds"), start=1):
+        means = [getattr(each, name).mean for each in costs]
+        places |= {(n, column): 1 + sum(other < mean for other in means) for n, mean in enumerate(means)}
+    return [Sheet(f"Cost until FedAvg's final accuracy, {len(tasks)} non-IID tasks", columns, rows, places)]
+
+
+def _ratio(difference: Difference) -> str:
+    return f"× {difference.mean:.2f} ({difference.low:.2f} to {difference.high:.2f})"
 
 
 SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {

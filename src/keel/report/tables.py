@@ -296,7 +296,8 @@ def _marked(sheet: Sheet, marks: dict[int, str]) -> list[list[str]]:
     ]
 
 
-TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "~": r"\textasciitilde{}"}
+TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "×": r"$\times$", "↓": r"$\downarrow$", "↑": r"$\uparrow$"}
+TEX |= {"~": r"\textasciitilde{}"}
 TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "ζ": r"$\zeta$", "²": "$^2$", "†": r"\dag{}", "‡": r"\ddag{}"}
 TEX |= {"^": r"\textasciicircum{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"}
 
