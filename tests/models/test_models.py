@@ -1,16 +1,18 @@
 """Tests of every model: its docstring, its published size, and training as a flat vector."""
 
+import sys
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keel import KeelError, models
 from keel.core.flat_model import FlatModel
 from keel.models import MODELS, build
+from keel.models.hub import hub_network
 
 CLASSES = 5
 IMAGES, TOKENS = (3, 16, 16), (6,)
@@ -151,3 +153,9 @@ def test_a_model_that_exceeds_the_ram_is_refused_before_it_is_allocated(
     with pytest.raises(KeelError, match=rf"^model.name: '{name}' (with .* of RAM; use a smaller|cannot be built)"):
         build(name, shape, CLASSES, settings)
     assert getrusage(RUSAGE_SELF).ru_maxrss < before + 200_000  # kilobytes
+
+
+def test_a_run_imports_no_models_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "transformers.modeling_utils", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", object())  # imported, but none of its models is
+    assert hub_network(nn.Linear(2, 1)) is None

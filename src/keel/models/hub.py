@@ -33,7 +33,7 @@ class HubNetwork:
 def hub_network(module: nn.Module) -> HubNetwork | None:
     """Return the network of transformers that a model is or wraps; None if it has none. Nothing is imported."""
     network, prefix = (module.network, "network.") if isinstance(module, Logits) else (module, "")
-    library = sys.modules.get("transformers")
+    library = sys.modules.get("transformers.modeling_utils")  # transformers itself imports it when it is asked for it
     if library is None or not isinstance(network, library.PreTrainedModel):
         return None
     return HubNetwork(network, prefix)
