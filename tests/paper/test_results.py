@@ -1,6 +1,7 @@
 """Results of the paper's recipes at smoke scale: every table and figure is run, rendered and written."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ from keel.errors import KeelError
 from keel.paper import computed
 from keel.paper.cost import target_costs
 from keel.paper.execution import run_parts
+from keel.paper.files import draw
 from keel.paper.panels import make_figure
 from keel.paper.recipes import all_recipes, find_recipe
 from keel.paper.results import Result, _deviation, make_result
 from keel.paper.run_index import RunIndex
 from keel.paper.views import make_view
+from keel.report import drawing
 from keel.runs.folder import RunFolder
 from tests.conftest import Called
 
@@ -215,3 +218,15 @@ def test_wall_clock_times_are_shown_and_ranked_if_runs_take_a_minute(out: Path) 
     assert view.sheets[0].columns[6:8] == ["time", "Δ time"]
     assert (0, 6) in view.sheets[0].places
     assert not any("times are omitted" in note for note in view.notes)
+
+
+def test_no_text_of_a_figure_ends_the_script_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "draw", lambda charts: [b"" for _ in charts])
+    monkeypatch.setattr(drawing, "browser_script", lambda: "")
+    figure = {"title": {"text": "a < b"}, "data": {"values": [{"method": "</script><img src=x>"}]}}
+    page = draw(figure, ["c < d"])["figure.html"].decode()
+    assert page.count("</script>") == 2
+    assert "<title>a &lt; b</title>" in page
+    assert "<p>c &lt; d</p>" in page
+    [chart] = re.findall(r'vegaEmbed\("#chart", (.*), \{"renderer": "svg"\}\)', page)
+    assert json.loads(chart) == figure

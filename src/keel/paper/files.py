@@ -34,8 +34,8 @@ def write_files(result: Result, view: View, folder: Path) -> list[Path]:
 
 def draw(figure: dict[str, Any], notes: Sequence[str] = ()) -> dict[str, bytes]:
     """Return a figure as SVG, as PNG, and as HTML that opens offline and contains the notes."""
-    page, *images = drawing.draw([(figure, "html"), (figure, "svg"), (figure, "png")])
-    return {"figure.html": _with_notes(page.decode(), figure, notes), "figure.svg": images[0], "figure.png": images[1]}
+    images = drawing.draw([(figure, "svg"), (figure, "png")])
+    return {"figure.html": _page(figure, notes).encode(), "figure.svg": images[0], "figure.png": images[1]}
 
 
 def svg(figure: dict[str, Any]) -> bytes:
@@ -43,8 +43,21 @@ def svg(figure: dict[str, Any]) -> bytes:
     return image
 
 
-def _with_notes(page: str, figure: dict[str, Any], notes: Sequence[str]) -> bytes:
+def _page(figure: dict[str, Any], notes: Sequence[str]) -> str:
+    """Return a page that draws the figure in the browser, above the notes."""
     paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    page = page.replace("<title>Chart</title>", f"<title>{escape(figure['title']['text'])}</title>")
-    page = page.replace("</body>", f'<div style="font: 14px sans-serif; max-width: 60em">{paragraphs}</div></body>')
-    return page.encode()
+    chart = json.dumps(figure).replace("<", "\\u003c")  # no text of a figure ends the script
+    return f"""<!DOCTYPE html>
+<html>
+<head>
+<meta charset="utf-8">
+<title>{escape(figure["title"]["text"])}</title>
+<script>{drawing.browser_script()}</script>
+</head>
+<body>
+<div id="chart"></div>
+<script>vegaEmbed("#chart", {chart}, {{"renderer": "svg"}}).catch(console.error);</script>
+<div style="font: 14px sans-serif; max-width: 60em">{paragraphs}</div>
+</body>
+</html>
+"""

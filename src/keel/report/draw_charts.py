@@ -17,8 +17,6 @@ def drawn(form: str, chart: dict[str, Any], version: str) -> bytes:
     match form:
         case "js":
             return vl_convert.javascript_bundle(vl_version=version).encode()  # type: ignore[call-arg]
-        case "html":
-            return vl_convert.vegalite_to_html(chart, vl_version=version, bundle=True).encode()
         case "svg":
             return vl_convert.vegalite_to_svg(chart, vl_version=version).encode()
         case "pdf":

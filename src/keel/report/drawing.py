@@ -24,7 +24,7 @@ class CannotDraw(KeelError):
 
 
 def draw(charts: Iterable[tuple[Chart, str]]) -> list[bytes]:
-    """Return each chart in its format: svg, pdf, png, or html for a page that needs no network.
+    """Return each chart in its format: svg, pdf or png.
 
     Raises:
         CannotDraw: The process that draws failed, or was ended by a signal.
