@@ -165,11 +165,12 @@ def outliers(records: Iterable[Record]) -> dict[str, dict[str, list[int]]]:
     streaks: dict[tuple[str, str], list[int]] = {}
     reported: dict[str, dict[str, list[int]]] = {}
     first_loss: float | None = None
-    for record in map(dict, records):
-        losses = [loss for loss in record.get("losses", {}).values() if loss is not None]
+    for record in records:
+        row: dict[str, Any] = dict(record)
+        losses = [loss for loss in row.get("losses", {}).values() if loss is not None]
         if first_loss is None and losses:
             first_loss = median(losses)
-        for site, value, far in _far_values(record, first_loss or 0.0):
+        for site, value, far in _far_values(row, first_loss or 0.0):
             streak = streaks[site, value] = [*streaks.get((site, value), []), record["round"]] if far else []
             if len(streak) >= OUTLIER_ROUNDS:
                 rounds = reported.setdefault(site, {}).setdefault(value, [])
