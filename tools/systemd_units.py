@@ -39,9 +39,13 @@ CLOSED = (
     "/root/probe",
 )
 """What a site's process can write, and what it cannot."""
+SEEN = ("/srv/patients/patients.csv",)
+HIDDEN = "/srv/payroll/salaries.csv", "/mnt/backup.csv"
+"""What a site's process can read, and what it cannot, although every user of the machine can."""
 INSTALL = f"""set -e
 useradd --system keel
-mkdir -p /opt/python /etc/keel /srv/patients
+mkdir -p /opt/python /etc/keel /srv/patients /srv/payroll
+touch /srv/patients/patients.csv /srv/payroll/salaries.csv /mnt/backup.csv
 cp -a {sys.base_prefix}/. /opt/python
 /opt/python/bin/python3 -m venv --without-pip /opt/keel
 printf '%s\\n' /source {PACKAGES} > /opt/keel/lib/python3.{sys.version_info.minor}/site-packages/keel.pth
@@ -156,11 +160,14 @@ def main() -> None:
         enter = f"nsenter --target {leader} --mount setpriv --reuid keel --regid keel --clear-groups --no-new-privs"
         wrong = [path for path in CLOSED if not machine.call(f"{enter} sh -c ': >> {path}'").returncode]
         wrong += [path for path in WRITABLE if machine.call(f"{enter} sh -c ': >> {path}'").returncode]
+        visible = [path for path in HIDDEN if not machine.call(f"{enter} cat {path}").returncode]
+        visible += [path for path in SEEN if machine.call(f"{enter} cat {path}").returncode]
         limits = machine.do(f"grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/{leader}/status")
         print(" ".join(limits.split()))
-        if wrong:
-            sys.exit(f"wrong permissions: {', '.join(wrong)}")
+        if wrong or visible:
+            sys.exit(f"wrong permissions: {', '.join([*wrong, *visible])}")
         print(f"a site's process writes {', '.join(WRITABLE)}, and none of {', '.join(CLOSED)}")
+        print(f"it reads {', '.join(SEEN)}, and none of {', '.join(HIDDEN)}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Ports: free ones of 127.0.0.1 below the ephemeral range, reserved by a lock file
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def finished(
     kill_time = time.monotonic()
     federation.stop_node(idle)
     start_node(federation, idle)
+    start_foreign_nodes(federation, tmp_path_factory.mktemp("foreign"))
     # Restarted earlier, the node could connect before the server notices that it lost the request.
     time.sleep(max(0.0, kill_time + OFFLINE_SECONDS - time.monotonic()))
     start_node(federation, killed)
@@ -115,6 +117,15 @@ def test_restarted_nodes_continue_with_their_client_state(federation: Federation
     assert (federation.folder / "marker-1").exists(), "the sites have imported the approved client app"
     for site in finished.records[2]["cohort"]:
         assert list((federation.folder / "client-state" / f"site-{site}").glob("*/state-3.safetensors"))
+
+
+def test_the_logs_of_server_and_sites_have_timestamps_and_name_the_site(federation: Federation, finished: Run) -> None:
+    time_of_day = r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.search(time_of_day, federation.log("server"))
+    for site in range(SITES):
+        log = federation.log(f"site-{site}")
+        assert re.search(rf"{time_of_day}.*node of site {site}: approved app \w{{64}}, policy /", log)
+        assert re.search(rf"{time_of_day}.*Receiving: train message", log)
 
 
 def send_again(federation: Federation, site: int, folder: Path) -> list[PushMessagesResponse]:
@@ -180,11 +191,12 @@ def test_a_poisoned_report_and_a_forged_evaluation_change_nothing(
     assert verify(audit).fault is None
 
 
-def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation, tmp_path: Path) -> None:
-    unknown_key = make_node_key(tmp_path / "unknown").with_suffix("")
-    make_certificates(tmp_path / "other", ["127.0.0.1"])
+def start_foreign_nodes(federation: Federation, folder: Path) -> None:
+    """Start a node with a key that is not registered, and one that trusts another authority than the server's."""
+    unknown_key = make_node_key(folder / "unknown").with_suffix("")
+    make_certificates(folder / "other", ["127.0.0.1"])
     known_key, authority = federation.folder / "keys" / "site-1", federation.folder / "certificates"
-    attempts = {"unknown-key": (unknown_key, authority), "other-authority": (known_key, tmp_path / "other")}
+    attempts = {"unknown-key": (unknown_key, authority), "other-authority": (known_key, folder / "other")}
     for (name, (key, ca)), port in zip(attempts.items(), federation.free_ports, strict=False):
         federation.start(
             name,
@@ -192,7 +204,10 @@ def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation,
             *("--port", str(port), "--root-certificates", ca / "ca.crt"),
             *("--auth-supernode-private-key", key),
         )
-    nodes = [federation.processes[name] for name in attempts]
+
+
+def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation, finished: Run) -> None:
+    nodes = [federation.processes[name] for name in ("unknown-key", "other-authority")]
     federation.wait_until(lambda: all(node.poll() is not None for node in nodes), "both nodes stop")
     assert all(node.returncode != 0 for node in nodes)
     assert "No SuperNode found with the given public key" in federation.log("server")
