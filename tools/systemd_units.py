@@ -11,6 +11,7 @@ process can write what it should not.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,15 +103,22 @@ class Machine:
         command += f" --link-journal=no --console=pipe --machine=keel-units --bind-ro={SOURCE}:/source"
         output = (folder / "boot.log").open("wb")
         self.process = subprocess.Popen(command.split(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        undo.callback(self.process.wait)
-        undo.callback(self.process.kill)
+        undo.callback(self.stop)
         wait_until("systemd runs", lambda: self.call("systemctl is-system-running").stdout.strip() in STARTED)
+
+    def leader(self) -> int:
+        """Return the ID of the machine's first process, with which all others of the machine end; 0 if it has none."""
+        listing = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(listing[0]) if listing else 0
+
+    def stop(self) -> None:
+        if leader := self.leader():
+            os.kill(leader, signal.SIGKILL)
+        self.process.wait()
 
     def call(self, script: str) -> subprocess.CompletedProcess[str]:
         """Run a script in the machine, as root."""
-        listing = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        leader = listing[0] if listing else "0"
-        enter = ["nsenter", "--target", leader, "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup"]
+        enter = ["nsenter", "--target", str(self.leader()), "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup"]
         return subprocess.run([*enter, "sh", "-c", script], capture_output=True, text=True, check=False)
 
     def do(self, script: str) -> str:
