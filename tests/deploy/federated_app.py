@@ -1,7 +1,7 @@
 """The app of the end-to-end tests. They copy this file into the folder of a new federation.
 
-Its server trains with two algorithms one after the other: FedHBM, whose clients have state, and MimeMom, whose rounds
-have two phases.
+Its server trains with three algorithms one after the other: FedHBM, whose clients have state, MimeMom, whose rounds
+have two phases, and FedAvg, which is evaluated on the sites. A site with the setting `malicious` attacks the last two.
 """
 
 import time
@@ -24,7 +24,10 @@ SIZES = (9, 4, 14)
 METHODS = {
     "fedhbm": {"rounds": 3, "federation.min_replies": 2},
     "mimemom": {"rounds": 1, "federation.min_replies": 1},
+    "fedavg": {"rounds": 1, "participation.rate": 1.0},
 }
+CLAIMED = 10**6
+"""What a malicious site claims to have evaluated, all of it correct."""
 
 
 def model():
@@ -41,11 +44,17 @@ def all_examples():
 
 def site_data(node):
     site, inputs, labels = all_examples()
-    return inputs[site == node["site"]], labels[site == node["site"]]
+    data = inputs[site == node["site"]], labels[site == node["site"]]
+    return data, data
 
 
 def server_test():
     return all_examples()[1:]
+
+
+def server_tests(method):
+    """Return the test examples of the server; None for the method that is evaluated on the sites."""
+    return None if method == "fedavg" else server_test
 
 
 valid_client = client_app(model, site_data)
@@ -54,7 +63,7 @@ server = ServerApp()
 
 
 def answer(message, context):
-    """Answer as Keel does, but replace the tensors by NaN if the node's setting `spoil` names the algorithm.
+    """Answer as Keel does. A malicious site replaces what it sends with MimeMom and FedAvg: see `forge`.
 
     While the federation's folder has a file for this site and round, wait: the tests kill processes meanwhile.
     """
@@ -62,13 +71,21 @@ def answer(message, context):
     while (folder / f"hold-{context.node_config['site']}-{message.metadata.group_id}").exists():
         time.sleep(0.05)
     reply = valid_client(message, context)
-    spec = tomllib.loads(message.content.config_records[messages.REQUEST]["spec"])
-    if context.node_config.get("spoil") == spec["algorithm"]["name"]:
-        for tensors in reply.content.array_records.values():
-            for name, array in tensors.items():
-                nan = np.full(array.shape, np.nan, dtype=np.float32)
-                tensors[name] = Array(array.dtype, array.shape, array.stype, nan.tobytes())
+    if context.node_config.get("malicious"):
+        forge(reply, tomllib.loads(message.content.config_records[messages.REQUEST]["spec"])["algorithm"]["name"])
     return reply
+
+
+def forge(reply, algorithm):
+    """Make all tensors NaN with MimeMom. With FedAvg, multiply them by -1000 and claim a perfect evaluation."""
+    factor = {"mimemom": np.nan, "fedavg": -1000.0}.get(algorithm, 1.0)
+    for tensors in reply.content.array_records.values():
+        for name, array in tensors.items():
+            forged = factor * np.frombuffer(array.data, np.float32)
+            tensors[name] = Array(array.dtype, array.shape, array.stype, forged.astype(np.float32).tobytes())
+    if algorithm == "fedavg" and reply.metadata.message_type == "evaluate":
+        claim = {"loss": 0.0, "correct": CLAIMED, "labelled": CLAIMED, "examples": CLAIMED}
+        reply.content.metric_records[messages.REPLY].update(claim)
 
 
 for register in (client.query(), client.train("probe"), client.train(), client.evaluate()):
@@ -86,4 +103,4 @@ def main(grid, context):
     for name in METHODS:
         spec, federation = read_settings(method_config(config, name, config["federation.out"]))
         announce = partial(announce_reply_size, context.run_id)
-        run_federation(grid, spec, federation, model, server_test, announce=announce)
+        run_federation(grid, spec, federation, model, server_tests(name), announce=announce)

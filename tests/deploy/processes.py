@@ -44,6 +44,7 @@ import time
 from types import SimpleNamespace
 
 from flwr.supernode import start_client_internal
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from keel.cli import main
 
@@ -54,6 +55,15 @@ if sys.argv[1:3] == ["deploy", "node"]:
         for constant, seconds in ("HEARTBEAT_DEFAULT_INTERVAL", {HEARTBEAT_SECONDS}), ("MAX_RETRY_DELAY", 1):
             if constant in vars(module):
                 setattr(module, constant, seconds)
+    # What a node pushes is kept in a file, so that a test can send it again.
+    push = FleetHttpClient.PushMessages
+
+    def recorded(client, request):
+        with open(f"pushed-{{request.node.node_id}}.bin", "ab") as file:
+            file.write(len(request.SerializeToString()).to_bytes(4, "big") + request.SerializeToString())
+        return push(client, request)
+
+    FleetHttpClient.PushMessages = recorded
     # A node polls for messages every 3 s.
     start_client_internal.time = SimpleNamespace(**{{**vars(time), "sleep": lambda s: time.sleep(min(s, 0.3))}})
 main()

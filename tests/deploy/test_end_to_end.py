@@ -7,8 +7,9 @@ Ports: free ones of 127.0.0.1 below the ephemeral range, reserved by a lock file
 """
 
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from flwr.app import Message
+from flwr.proto.fleet_pb2 import PushMessagesResponse
 
 from keel.deploy.approval import read_app
 from keel.deploy.audit import verify
@@ -27,9 +29,10 @@ from keel.deploy.site import client_app
 from keel.runs.folder import RunFolder
 from keel.runs.run import Run
 from tests.deploy import federated_app
+from tests.deploy.fleet import fleet_client, node_key, pushed, site_credentials
 from tests.deploy.in_process import run_serial
 from tests.deploy.processes import OFFLINE_SECONDS, Federation
-from tests.deploy.three_sites import EXPERIMENT, SITES, SPOILED_SITE, new_three_sites, start_node, start_three_sites
+from tests.deploy.three_sites import EXPERIMENT, MALICIOUS_SITE, SITES, new_three_sites, start_node, start_three_sites
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +46,37 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 @pytest.fixture(scope="module")
-def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Train with both methods while nodes and the server stop; return the run of FedHBM with `serial`."""
+def answers_to_replay() -> list[PushMessagesResponse]:
+    """What the server answers when a site sends its replies to earlier requests again in round 2."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(
+    federation: Federation,
+    answers_to_replay: list[PushMessagesResponse],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Run:
+    """Train with all methods while nodes and the server stop; return the run of FedHBM with `serial`."""
     serial = run_serial(
         tmp_path_factory.mktemp("serial") / "run", **federated_app.method_config(EXPERIMENT, "fedhbm", "unused")
     )
     cohorts = [set(record["cohort"]) for record in serial.records]  # those of MimeMom are the same
     (idle,) = set(range(SITES)) - cohorts[1]
     assert idle in cohorts[0] & cohorts[2], "choose a seed with a site that takes part in rounds 1 and 3, but not in 2"
-    assert SPOILED_SITE in cohorts[0]
+    assert MALICIOUS_SITE in cohorts[0]
     killed = min(cohorts[0] & cohorts[1])  # it has client state from round 1
     in_round_2, in_round_3 = federation.hold(killed, 2), federation.hold(idle, 3)
     federation.run()
 
     federation.wait_until(lambda: federation.trains_in(killed, 2), "a message of round 2", during_run=True)
+    answers_to_replay.extend(send_again(federation, idle, tmp_path_factory.mktemp("replay")))
     federation.kill(f"site-{killed}")
     in_round_2.unlink()
     kill_time = time.monotonic()
     federation.stop_node(idle)
     start_node(federation, idle)
+    start_foreign_nodes(federation, tmp_path_factory.mktemp("foreign"))
     # Restarted earlier, the node could connect before the server notices that it lost the request.
     time.sleep(max(0.0, kill_time + OFFLINE_SECONDS - time.monotonic()))
     start_node(federation, killed)
@@ -78,7 +93,7 @@ def finished(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -
         start_node(federation, site)
     federation.run()
 
-    federation.wait_until(lambda: federation.ended("mimemom"), "the end of both methods", during_run=True)
+    federation.wait_until(lambda: federation.ended("fedavg"), "the end of all methods", during_run=True)
     return serial
 
 
@@ -104,29 +119,84 @@ def test_restarted_nodes_continue_with_their_client_state(federation: Federation
         assert list((federation.folder / "client-state" / f"site-{site}").glob("*/state-3.safetensors"))
 
 
+def test_the_logs_of_server_and_sites_have_timestamps_and_name_the_site(federation: Federation, finished: Run) -> None:
+    time_of_day = r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.search(time_of_day, federation.log("server"))
+    for site in range(SITES):
+        log = federation.log(f"site-{site}")
+        assert re.search(rf"{time_of_day}.*node of site {site}: approved app \w{{64}}, policy /", log)
+        assert re.search(rf"{time_of_day}.*Receiving: train message", log)
+
+
+def send_again(federation: Federation, site: int, folder: Path) -> list[PushMessagesResponse]:
+    """Send the replies of a site again through the proxy, with its certificate and its key."""
+    credentials = site_credentials(federation, site, folder)
+    client = fleet_client(federation, credentials, node_key(federation, site))
+    try:
+        return [client.PushMessages(request) for request in pushed(federation, site)]
+    finally:
+        client.close()
+
+
+def test_replies_that_are_sent_again_are_refused(
+    finished: Run, answers_to_replay: list[PushMessagesResponse], federation: Federation
+) -> None:
+    """That they do not change the model is part of the test of the bits."""
+    assert len(answers_to_replay) >= 2  # its description and its report of round 1
+    assert all(not answer.objects_to_push for answer in answers_to_replay), "the server asks for no content"
+    assert federation.log("server").count("Failed to store Message reply") >= len(answers_to_replay)
+
+
+def replay_in_process(name: str, folder: Path, drop: Callable[[int, Message], Message | None]) -> Run:
+    """Train with one of the methods in one process, without the replies for which `drop` returns None."""
+    spec, settings = read_settings(federated_app.method_config(EXPERIMENT, name, folder / "replayed"))
+    nodes = [{"site": site, "state-dir": str(folder / f"site-{site}")} for site in range(SITES)]
+    grid = InProcessGrid(client_app(federated_app.model, federated_app.site_data), nodes, drop)
+    return run_federation(grid, spec, settings, federated_app.model, federated_app.server_tests(name))
+
+
 def test_a_site_that_sends_nan_is_dropped_as_if_it_had_not_replied(
     federation: Federation, finished: Run, tmp_path: Path
 ) -> None:
     def drop(node: int, reply: Message) -> Message | None:
-        return None if node == SPOILED_SITE + 1 and reply.metadata.message_type == "train.probe" else reply
+        return None if node == MALICIOUS_SITE + 1 and reply.metadata.message_type == "train.probe" else reply
 
-    spec, settings = read_settings(federated_app.method_config(EXPERIMENT, "mimemom", tmp_path / "replayed"))
-    nodes = [{"site": site, "state-dir": str(tmp_path / f"site-{site}")} for site in range(SITES)]
-    app = client_app(federated_app.model, federated_app.site_data)
-    grid = InProcessGrid(app, nodes, drop)
-    replayed = run_federation(grid, spec, settings, federated_app.model, federated_app.server_test)
+    replayed = replay_in_process("mimemom", tmp_path, drop)
     folder = RunFolder(federation.runs / "mimemom")
     (record,) = folder.records()
-    assert list(record["dropped"]) == list(replayed.records[0]["dropped"]) == [str(SPOILED_SITE)]
-    assert record["dropped"][str(SPOILED_SITE)].endswith("is not finite")
+    assert list(record["dropped"]) == list(replayed.records[0]["dropped"]) == [str(MALICIOUS_SITE)]
+    assert record["dropped"][str(MALICIOUS_SITE)].endswith("is not finite")
     assert (folder.summary or {})["model_sha256"] == replayed.summary["model_sha256"]
 
 
-def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation, tmp_path: Path) -> None:
-    unknown_key = make_node_key(tmp_path / "unknown").with_suffix("")
-    make_certificates(tmp_path / "other", ["127.0.0.1"])
+def test_a_poisoned_report_and_a_forged_evaluation_change_nothing(
+    federation: Federation, finished: Run, tmp_path: Path
+) -> None:
+    def drop(node: int, reply: Message) -> Message | None:
+        honest = node != MALICIOUS_SITE + 1 or reply.metadata.message_type == "query"
+        return reply if honest else None
+
+    replayed = replay_in_process("fedavg", tmp_path, drop)
+    folder = RunFolder(federation.runs / "fedavg")
+    (record,), (expected,) = folder.records(), replayed.records
+    assert record["rejected"] == [MALICIOUS_SITE]
+    assert record["dropped"][str(MALICIOUS_SITE)].startswith("rejected: the norm of delta is ")
+    assert record["evaluation_missing"] == [MALICIOUS_SITE]
+    values = "accuracy", "test_loss", "test_examples"
+    assert {name: record.get(name) for name in values} == {name: expected.get(name) for name in values}
+    assert (folder.summary or {})["model_sha256"] == replayed.summary["model_sha256"]
+    audit = federation.runs / "fedavg.audit.jsonl"
+    reasons = [line["reason"] for line in map(json.loads, audit.read_text().splitlines()) if line["event"] == "drop"]
+    assert f"reports {federated_app.CLAIMED} test examples, but the site joined with 14" in reasons
+    assert verify(audit).fault is None
+
+
+def start_foreign_nodes(federation: Federation, folder: Path) -> None:
+    """Start a node with a key that is not registered, and one that trusts another authority than the server's."""
+    unknown_key = make_node_key(folder / "unknown").with_suffix("")
+    make_certificates(folder / "other", ["127.0.0.1"])
     known_key, authority = federation.folder / "keys" / "site-1", federation.folder / "certificates"
-    attempts = {"unknown-key": (unknown_key, authority), "other-authority": (known_key, tmp_path / "other")}
+    attempts = {"unknown-key": (unknown_key, authority), "other-authority": (known_key, folder / "other")}
     for (name, (key, ca)), port in zip(attempts.items(), federation.free_ports, strict=False):
         federation.start(
             name,
@@ -134,7 +204,10 @@ def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation,
             *("--port", str(port), "--root-certificates", ca / "ca.crt"),
             *("--auth-supernode-private-key", key),
         )
-    nodes = [federation.processes[name] for name in attempts]
+
+
+def test_unknown_keys_and_other_authorities_are_rejected(federation: Federation, finished: Run) -> None:
+    nodes = [federation.processes[name] for name in ("unknown-key", "other-authority")]
     federation.wait_until(lambda: all(node.poll() is not None for node in nodes), "both nodes stop")
     assert all(node.returncode != 0 for node in nodes)
     assert "No SuperNode found with the given public key" in federation.log("server")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -34,8 +34,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode import node_auth_http_interceptor
 
 from keel.deploy.approval import Approval
 from keel.deploy.authority import Authority
@@ -43,6 +42,7 @@ from keel.deploy.credentials import make_certificates, make_node_key
 from keel.deploy.doctor import connection_findings
 from keel.deploy.flower_adapter import build_bundle
 from keel.deploy.new import new_federation
+from tests.deploy.fleet import fleet_client, node_key, site_credentials
 from tests.deploy.processes import NGINX, Federation
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
@@ -103,20 +103,29 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 @pytest.fixture(scope="module")
 def stolen(federation: Federation) -> Path:
     """The credentials of site 1 in a folder of their own, as `site-1.crt` and `site-1.key`."""
-    folder = federation.folder.parent / "stolen"
-    folder.mkdir()
-    shutil.copy(federation.folder / "certificates" / "site-1.crt", folder)
-    shutil.copy(federation.folder / "keys" / "site-1.key", folder)
-    return folder / "site-1"
+    return site_credentials(federation, 1, federation.folder.parent / "stolen")
 
 
-def post(federation: Federation, path: str, credentials: Path | None, content: bytes = b"", port: int = 0) -> int:
+@pytest.fixture(scope="module")
+def own(federation: Federation) -> Path:
+    """The credentials of site 0."""
+    return site_credentials(federation, 0, federation.folder.parent / "own")
+
+
+def post(
+    federation: Federation,
+    path: str,
+    credentials: Path | None,
+    content: bytes = b"",
+    port: int = 0,
+    headers: dict[str, str] = HEADERS,
+) -> int:
     """Return the status of a request to the proxy. A handshake that the proxy ends is an httpx.HTTPError."""
     context = ssl.create_default_context(cafile=str(federation.folder / "certificates" / "ca.crt"))
     if credentials is not None:
         context.load_cert_chain(f"{credentials}.crt", f"{credentials}.key")
     url = f"https://127.0.0.1:{port or federation.proxy_port}{path}"
-    return httpx.post(url, content=content, headers=HEADERS, verify=context, trust_env=False, timeout=30).status_code
+    return httpx.post(url, content=content, headers=headers, verify=context, trust_env=False, timeout=30).status_code
 
 
 def tls_status(federation: Federation, credentials: Path | None) -> str:
@@ -227,7 +236,7 @@ def test_a_request_above_the_limit_is_refused(federation: Federation, stolen: Pa
 
 
 def test_the_server_refuses_a_reply_above_its_limit_and_another_certificate(
-    federation: Federation, stolen: Path
+    federation: Federation, stolen: Path, own: Path
 ) -> None:
     """The node of site 0 pushes more than the server app of its run has announced; then it has site 1's certificate."""
     limits = federation.folder / ".server-state"
@@ -244,30 +253,11 @@ def test_the_server_refuses_a_reply_above_its_limit_and_another_certificate(
         finally:
             client.close()
 
-    own = federation.folder.parent / "own"
-    own.mkdir()
-    shutil.copy(federation.folder / "certificates" / "site-0.crt", own)
-    shutil.copy(federation.folder / "keys" / "site-0.key", own)
-    assert not stored(own / "site-0")
+    assert not stored(own)
     assert f"refused 2000 bytes of node {node}: more than a reply of run 5 can have" in federation.log("server")
     with pytest.raises(httpx.HTTPStatusError, match="403"):
         stored(stolen)
     assert f"refused a request of node {node}: it came with the certificate of site-1" in federation.log("server")
-
-
-def fleet_client(federation: Federation, credentials: Path, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
-    """A client of a node's calls with this certificate and this node key."""
-    context = ssl.create_default_context(cafile=str(federation.folder / "certificates" / "ca.crt"))
-    context.load_cert_chain(f"{credentials}.crt", f"{credentials}.key")
-    address = f"https://127.0.0.1:{federation.proxy_port}"
-    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
-    return FleetHttpClient(base_url=address, verify=context, interceptors=interceptors)
-
-
-def node_key(federation: Federation, site: int) -> ec.EllipticCurvePrivateKey:
-    key = load_ssh_private_key((federation.folder / "keys" / f"site-{site}").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
 
 
 def test_a_site_acts_neither_as_another_node_nor_with_a_new_key(federation: Federation, stolen: Path) -> None:
@@ -308,8 +298,34 @@ def test_a_site_acts_neither_as_another_node_nor_with_a_new_key(federation: Fede
     assert status(new, "ActivateNode", ActivateNodeRequest(public_key=public, heartbeat_interval=30)) == 412
 
 
+def test_a_recorded_request_is_refused_later_and_with_another_certificate(
+    federation: Federation, stolen: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of the node of site 0, with its signature, is sent again."""
+    recorded: list[httpx.Request] = []
+
+    def pull() -> None:
+        client = fleet_client(federation, own, node_key(federation, 0))
+        client._client.event_hooks = {"request": [recorded.append]}
+        try:
+            client.PullMessages(PullMessagesRequest(node=Node(node_id=federation.nodes[0])))
+        finally:
+            client.close()
+
+    def send_again(request: httpx.Request, credentials: Path) -> int:
+        return post(federation, FLEET, credentials, request.read(), headers=dict(request.headers))
+
+    pull()
+    assert send_again(recorded[0], own) == 200  # only with the site's certificate, and only for five minutes
+    assert send_again(recorded[0], stolen) == 403
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: datetime.now(UTC) - timedelta(seconds=310))
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        pull()  # as it was recorded five minutes ago
+    assert send_again(recorded[1], own) == 401
+
+
 def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificate(
-    federation: Federation, stolen: Path
+    federation: Federation, stolen: Path, own: Path
 ) -> None:
     authority = Authority.load(federation.folder / "certificates")
     renewed = stolen.with_name("renewed")
@@ -335,10 +351,7 @@ def test_a_revoked_site_is_refused_after_a_reload_also_with_a_renewed_certificat
     node = federation.processes["site-1"]
     federation.wait_until(lambda: node.poll() is not None, "the node of the revoked site ends")
     assert "the proxy refuses this site's certificate" in federation.log("site-1")
-    other = federation.folder.parent / "site-0"
-    shutil.copy(federation.folder / "certificates" / "site-0.crt", f"{other}.crt")
-    shutil.copy(federation.folder / "keys" / "site-0.key", f"{other}.key")
-    assert post(federation, FLEET, other) == 401
+    assert post(federation, FLEET, own) == 401
 
 
 def access_log(federation: Federation, word: str) -> str:

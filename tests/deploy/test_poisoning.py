@@ -1,14 +1,18 @@
 """A malicious site: what the cap on weights and the clipping of reports stop, and what they do not."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
+from keel import KeelError, Run
 from keel.config.defaults import make_spec
 from keel.core.client import ClientResult
 from keel.core.engine import RoundWork
@@ -19,8 +23,12 @@ from keel.runs.build import build, make_task
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+from flwr.app import Message
+
+from keel.deploy import messages
 from keel.deploy.settings import bounds
 from keel.deploy.watch import SiteLosses, idle_sites, outliers
+from tests.deploy.in_process import InProcessFederation
 
 ROUNDS = 15
 Attack = Callable[[Tensor, int], Tensor]
@@ -195,3 +203,50 @@ def test_the_geometric_median_needs_equal_shares() -> None:
     """With half of the weight, the report of one site is the geometric median."""
     records = train(3, always(-1.0), {**bounds(3), "mean": "geometric_median"}, claim=10**6)
     assert records[-1]["accuracy"] < 0.5
+
+
+def test_a_training_that_stops_at_a_negating_site_and_continues_without_it_recovers_within_two_points(
+    tmp_path: Path,
+) -> None:
+    honest, attacked = stopped_and_continued(tmp_path, seed=0)
+    assert attacked >= honest - 0.02
+
+
+def stopped_and_continued(folder: Path, seed: int) -> tuple[float, float]:
+    """Train on the digits over three sites with label skew (alpha = 1). Site 2 negates its report in every round.
+
+    `federation.on_outlier = "stop"` ends the training, which then continues without the site.
+
+    Returns:
+        The accuracy after 30 rounds of the two other sites alone, and that of this training after 30 rounds in all.
+    """
+    data = {"name": "digits", "clients": 3, "partition": "dirichlet", "alpha": 1.0}
+    task = make_task(make_spec({"seed": seed, "data": data, "algorithm": {"name": "fedavg"}}))
+    train, test = task.data.train, task.data.test
+
+    def examples(node: Any) -> Any:
+        rows = torch.from_numpy(task.data.partition[node["site"]])
+        return train.inputs[rows], train.targets[rows]
+
+    def negate(node: int, reply: Message) -> Message:
+        if node == 3 and reply.metadata.message_type == "train":
+            report = messages.unpack_request(reply.content)
+            reply.content[messages.TENSORS] = messages.pack({name: -tensor for name, tensor in report.items()})
+        return reply
+
+    def federate(out: str, **federation: Any) -> Run:
+        local = {"local.epochs": 2, "local.batch": 32, "local.lr": 0.3, "local.weight_decay": 0.0}
+        config = {"seed": seed, "rounds": 30, **local, "participation.rate": 1.0, "evaluation.every": 30}
+        return InProcessFederation(folder)(
+            negate,
+            examples,
+            lambda: deepcopy(task.module),
+            lambda: (test.inputs, test.targets),
+            out,
+            **{**config, "evaluation.last": 1, "federation.on_outlier": "stop", **federation},
+        )
+
+    with pytest.raises(KeelError, match="site 2: its report points against those of the other sites"):
+        federate("attacked")
+    runs = federate("honest", **{"federation.sites": 2}), federate("attacked", **{"federation.left": "2"})
+    return runs[0].records[-1]["accuracy"], runs[1].records[-1]["accuracy"]

@@ -1,5 +1,7 @@
 """What a site may store at Flower's server: no more than the replies that the training asks it for."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,9 @@ def test_an_honest_reply_is_within_its_limit(elements: int) -> None:
     objects = get_all_nested_objects(FlowerMessage(RecordDict(content), NODE, "train"))
     size = sum(len(each.deflate()) for each in objects.values())
     assert 8 * elements < size < reply_limit(8 * elements)
+
+
+def test_the_processes_of_the_server_and_of_a_node_do_not_import_pytorch() -> None:
+    modules = "keel.deploy.certified_nodes, keel.deploy.node, keel.deploy.reply_limit"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -40,6 +40,16 @@ def test_systemd_accepts_every_line_of_the_units(folder: Path) -> None:
     assert about_ours == []
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_rates_the_exposure_of_each_unit_as_ok(folder: Path, unit: str) -> None:
+    """At most 2.0 of 10, where a unit without restrictions has 9.6."""
+    file = str(folder / "systemd" / unit)
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_drop_privileges_and_limit_resources(folder: Path, unit: str) -> None:
     lines = (folder / "systemd" / unit).read_text().splitlines()

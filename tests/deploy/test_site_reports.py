@@ -20,6 +20,7 @@ from keel.deploy.flower_adapter import InProcessGrid
 from keel.deploy.server import server_app
 from keel.deploy.site import client_app
 from keel.deploy.watch import directions, idle_sites, many_examples, outliers
+from keel.runs.folder import RunFolder
 from tests.deploy.in_process import CONFIG, InProcessFederation, network, site_examples
 
 EVERYONE: dict[str, Any] = {"participation__rate": 1.0}
@@ -99,6 +100,12 @@ def test_a_site_far_outside_for_three_rounds_is_an_outlier(key: str, name: str) 
     assert outliers(rounds_of(key, [near, far, far, far])) == {"2": {name: [2, 3, 4]}}
 
 
+def test_a_site_whose_loss_falls_more_slowly_is_no_outlier() -> None:
+    falling = [[0.7, 0.6, 0.4], *([0.3, 0.03, 0.02],) * 10]
+    assert outliers(rounds_of("losses", falling)) == {}
+    assert outliers(rounds_of("losses", [*falling, *([0.6, 0.03, 0.02],) * 3])) == {"0": {"loss": [12, 13, 14]}}
+
+
 def test_outliers_are_logged_and_in_the_summary(
     federation: InProcessFederation, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +144,39 @@ def test_a_site_that_negates_its_report_is_an_outlier(
     with FileLock(run.path / ".lock"):
         running = keel("deploy", "status", str(run.path))
     assert (running.code, running.out.splitlines()[1:]) == (3, called.out.splitlines()[1:])
+
+
+def test_a_training_that_stops_at_an_outlier_continues_without_the_site(
+    federation: InProcessFederation, keel: Any
+) -> None:
+    options: dict[str, Any] = {"data": lambda node: site_examples(2), "federation__on_outlier": "stop", **EVERYONE}
+    with pytest.raises(KeelError, match=r"site 1: its report points against .* since round 1; .*federation\.left"):
+        federation(negate, rounds=6, **options)
+    folder = federation.folder / "run"
+    called = keel("deploy", "status", str(folder))
+    assert called.code == 1
+    assert "interrupted after 3 of 6 rounds" in called.out
+    assert json.loads(folder.with_name("run.audit.jsonl").read_text().splitlines()[-1])["event"] == "failed"
+    with pytest.raises(KeelError, match="site 1: its report points against"):  # nothing has changed: it stops again
+        federation(negate, rounds=6, **options)
+    assert len(RunFolder(folder).records()) == 4
+    run = federation(negate, rounds=6, federation__left="1", **options)
+    assert run.status == "finished"
+    assert [sorted(record["cohort"]) for record in run.records[3:]] == [[0, 1, 2], [0, 2], [0, 2]]
+
+
+def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_states_far_more_examples(
+    federation: InProcessFederation,
+) -> None:
+    def repeated(node: Any) -> Any:
+        inputs, labels = site_examples(node["site"])
+        return (inputs.repeat(60, 1), labels.repeat(60)) if node["site"] == 1 else (inputs, labels)
+
+    with pytest.raises(KeelError, match="site 1: it states more than 20 times as many examples"):
+        federation(data=repeated, rounds=1, federation__on_outlier="stop", **EVERYONE)
+    assert not (federation.folder / "run").exists()
+    run = federation(data=repeated, rounds=1, **EVERYONE)
+    assert run.status == "finished"
 
 
 def test_directions_do_not_depend_on_the_length_of_a_report() -> None:

@@ -15,7 +15,7 @@ from tests.deploy.policies import policy_text
 from tests.deploy.processes import NGINX, Federation
 
 SITES = len(federated_app.SIZES)
-SPOILED_SITE = 2
+MALICIOUS_SITE = 2
 CLIENT = """from pathlib import Path
 
 from three_sites.task import client
@@ -43,7 +43,7 @@ def new_three_sites(folder: Path) -> Federation:
     connection = folder / ".flwr" / "config.toml"
     connection.write_text(connection.read_text().replace("8000", str(federation.port)))
     make_certificates(folder / "certificates", ["127.0.0.1"])
-    (folder / "site.toml").write_text(policy_text(study="three-sites", algorithms=["fedhbm", "mimemom"]))
+    (folder / "site.toml").write_text(policy_text(study="three-sites", algorithms=[*federated_app.METHODS]))
     Approval(folder / "approved").approve(build_bundle(folder))
     return federation
 
@@ -58,4 +58,4 @@ def start_three_sites(federation: Federation) -> None:
 
 
 def start_node(federation: Federation, site: int) -> None:
-    federation.start_node(site, 'spoil="mimemom"' if site == SPOILED_SITE else "")
+    federation.start_node(site, "malicious=true" if site == MALICIOUS_SITE else "")

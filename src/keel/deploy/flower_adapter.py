@@ -168,6 +168,7 @@ def run_supernode(arguments: Sequence[str], check: BundleCheck) -> None:
         return _pull_checked(pull, start_client_internal._insert_message, check, parts)
 
     vars(start_client_internal)["_pull_and_store_message"] = checked_pull
+    log_with_timestamps()
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
@@ -279,6 +280,7 @@ def run_superlink(arguments: Sequence[str], quota: PushQuota, certificates: Node
 
     limit_pushes(vars(fleet_handlers), quota)
     bind_certificates(vars(node_auth), certificates)
+    log_with_timestamps()
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from keel.algorithms.base import Context, Message
 from keel.core.client_state import Signature
 from keel.deploy.invalid_reply import InvalidReply, one_line
+from keel.deploy.reply_limit import MAX_TEXT
 from keel.errors import KeelError, shown
 
 RAW = "keel.raw"
@@ -31,9 +32,6 @@ MAX_LOSS = 1e9
 """Largest mean loss that the server accepts: sums of more would overflow."""
 MAX_FLOAT32 = torch.finfo(torch.float32).max
 """Largest number of a request: it becomes part of float32 arithmetic."""
-MAX_TEXT = 2**20
-"""Largest total size in bytes of the numbers and texts of a reply, with names and shapes of its tensors. Names of
-buffers are the largest part."""
 
 
 def pack(tensors: Message) -> ArrayRecord:

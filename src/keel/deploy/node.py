@@ -18,8 +18,10 @@ def run_node(approved: Path, policy: Path, arguments: list[str]) -> None:
     """Run flower-supernode with these arguments. Files that it and its client app write are private to their owner."""
     read_policy(policy)  # an invalid one is an error before the node connects
     approval = Approval(approved.absolute())
-    approval.hash()  # without an approval the node would refuse every request
+    app = approval.hash()  # without an approval the node would refuse every request
     os.umask(0o077)
+    site = node_config_of(arguments).get("site")
+    log.info("node of site %s: approved app %s, policy %s", site, app, policy.absolute())
     run_supernode(arguments, ApprovedOnly(approval, policy.absolute(), audit_folder(arguments)))
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
-from keel.deploy.messages import MAX_TEXT
 from keel.runs.files import write_atomic
 
 FOLDER = "KEEL_SERVER_STATE"
 """Environment variable with the folder that the SuperLink and the server app share."""
+MAX_TEXT = 2**20
+"""Largest total size in bytes of the numbers and texts of a reply, with names and shapes of its tensors. Names of
+buffers are the largest part."""
 OVERHEAD = 2**20
 """Bytes that a reply may have beyond its tensors and texts, and a hundredth of its tensors: IDs of objects."""
 

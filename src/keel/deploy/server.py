@@ -133,6 +133,8 @@ def _run_federation(
     for site in many_examples(descriptions):
         log.warning("site %d: %s", site, MEANINGS["examples"])
         audit.append("outlier", site=site, value="examples")
+        if federation.on_outlier == "stop" and folder is None:
+            raise _stopped([f"site {site}: {MEANINGS['examples']}"])
     test_examples = None if test is None else to_examples(test(), "data.test_")
     task = federation_task(spec, module, descriptions, test_examples, loss, folder)
 
@@ -163,13 +165,26 @@ def _run_federation(
         if state.round:
             log.info("resuming after round %d of %d: %s", state.round, spec.rounds, folder.path)
         rescale_server_sum(training, state, descriptions)
-        run = execute(folder, training, state, _observers(folder, training, federation, sites, audit))
+        watch = SiteWatch(folder.records(), federation.idle_rounds, audit.append)
+        observers = [*_observers(folder, training, federation, sites, audit), watch]
+        run = execute(
+            folder, training, state, observers, lambda: federation.on_outlier == "stop" and bool(watch.outliers)
+        )
         _add_site_report(folder, federation)
+        if run.status == "interrupted":
+            raise _stopped(watch.outliers)
     _write_model(folder, run.module)
     run = Run(folder.path, folder.summary, run.module)
     reason = f" ({run.summary['stop_reason']})" if run.status == "stopped" else ""
     log.info("%s after %d rounds%s: %s", run.status, run.summary["rounds"], reason, folder.path.absolute())
     return run
+
+
+def _stopped(outliers: list[str]) -> KeelError:
+    return KeelError(
+        f"{'; '.join(outliers)}; federation.on_outlier stops the training: look at the site, then continue with the "
+        "same flwr run, without the site (federation.left), or with it (federation.on_outlier = 'report')"
+    )
 
 
 def audit_log(run: Path) -> AuditLog:
@@ -185,7 +200,7 @@ def _digest(spec: Spec, federation: Federation) -> str:
 def _observers(
     folder: RunFolder, training: Training, federation: Federation, sites: Sites, audit: AuditLog
 ) -> list[Observer | Hook]:
-    """Return what watches the rounds: per-site losses, warnings, the log, the audit log, the file for Prometheus."""
+    """Return what records the rounds: per-site losses, the log, the audit log, the file for Prometheus."""
     spec, records = training.spec, folder.records()
 
     def audit_round(record: Record, state: TrainingState, seconds: float) -> None:
@@ -201,7 +216,6 @@ def _observers(
     observers: list[Observer | Hook] = [
         SiteLosses(),
         _progress(spec, training.loop.task.primary),
-        SiteWatch(records, federation.idle_rounds, audit.append),
         audit_round,
     ]
     if federation.metrics_file:

@@ -1,7 +1,7 @@
 """Configuration of a Flower app: the spec of the experiment, and the table `federation`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -39,6 +39,8 @@ class Federation(BaseModel):
     """Whether a site may come back with other data of the same size than when it joined."""
     idle_rounds: Annotated[int, Field(ge=1)] = 3
     """Rounds in a row without a valid reply of a site after which the site is reported."""
+    on_outlier: Literal["report", "stop"] = "report"
+    """Whether the training continues or stops when a site is reported as an outlier."""
     left: str = ""
     """Numbers of the sites that have left, separated by commas. Flower's configuration has no lists."""
     metrics_file: str = "metrics.prom"

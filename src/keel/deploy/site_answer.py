@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from keel.deploy import messages
-from keel.deploy.flower_adapter import error_reply, log
+from keel.deploy.flower_adapter import error_reply, log, log_with_timestamps
 from keel.deploy.invalid_reply import one_line
 from keel.deploy.request_fields import request_record
 from keel.deploy.site_audit import is_recorded, record, record_refusal
@@ -30,6 +30,7 @@ Answer = Callable[[ConfigRecord, Message, Mapping[str, Any], Policy | None], Rec
 def answer_message(answer: Answer, message: Message, context: Context) -> Message:
     """Answer a message of the server. An error leaves the site as `CODE: ExceptionClass`; the log has its text."""
     node = context.node_config
+    log_with_timestamps()
     try:
         policy = policy_of(node)
         with ExitStack() as limits:
@@ -46,7 +47,7 @@ def answer_message(answer: Answer, message: Message, context: Context) -> Messag
         record(state, "answered", **_request(message, node), bytes=messages.tensor_bytes(content), norm=_norm(content))
     except (Exception, RequestTimeout) as error:
         reason = reason_of(error)
-        log.exception("this site refused or could not answer a request (%s)", reason)
+        log.exception("site %s refused or could not answer a request (%s)", node.get("site"), reason)
         record_refusal(_state_folder(node), **_request(message, node), reason=reason)
         return error_reply(reason, message)
     return Message(content, reply_to=message)

@@ -15,7 +15,8 @@ from keel.deploy.descriptions import Description
 from keel.deploy.flower_adapter import log
 
 FACTOR = 5.0
-"""A norm or a loss is far outside if it is above this many times the median of the other sites."""
+"""A norm or a loss is far outside if it is above this many times the median of the other sites. A loss must also be at
+least that of the first round: late in a training the losses of honest sites differ by more than this."""
 OUTLIER_ROUNDS = 3
 """Rounds of a site in a row that are far outside before it is reported."""
 SMALL = 1 / 20
@@ -100,10 +101,14 @@ class SiteWatch(Observer):
     Args:
         records: The earlier rounds of a resumed run.
         audit: Called with each rejected report and each outlier, for the audit log.
+
+    Attributes:
+        outliers: What is far outside in the last round, a text for each site and value.
     """
 
     def __init__(self, records: Sequence[Record], idle_rounds: int, audit: Callable[..., object]):
         self.records, self.idle_rounds, self.audit = list(records), idle_rounds, audit
+        self.outliers: list[str] = []
 
     def round_recorded(self, record: Record, state: TrainingState, seconds: float) -> None:
         self.records.append(record)
@@ -114,10 +119,12 @@ class SiteWatch(Observer):
         for site, (rounds, reason) in _without_reply(self.records).items():
             if rounds % self.idle_rounds == 0:
                 log.warning("site %s has contributed nothing in %d rounds: %s", site, rounds, reason)
+        self.outliers = []
         for site, values in outliers(self.records).items():
             for value, far in values.items():
                 if far[-1] == record["round"]:
-                    log.warning("site %s: %s since round %d", site, MEANINGS[value], far[0])
+                    self.outliers.append(f"site {site}: {MEANINGS[value]} since round {far[0]}")
+                    log.warning("%s", self.outliers[-1])
                     self.audit("outlier", site=int(site), value=value, rounds=far)
 
 
@@ -157,8 +164,13 @@ def outliers(records: Iterable[Record]) -> dict[str, dict[str, list[int]]]:
     """
     streaks: dict[tuple[str, str], list[int]] = {}
     reported: dict[str, dict[str, list[int]]] = {}
+    first_loss: float | None = None
     for record in records:
-        for site, value, far in _far_values(dict(record)):
+        row: dict[str, Any] = dict(record)
+        losses = [loss for loss in row.get("losses", {}).values() if loss is not None]
+        if first_loss is None and losses:
+            first_loss = median(losses)
+        for site, value, far in _far_values(row, first_loss or 0.0):
             streak = streaks[site, value] = [*streaks.get((site, value), []), record["round"]] if far else []
             if len(streak) >= OUTLIER_ROUNDS:
                 rounds = reported.setdefault(site, {}).setdefault(value, [])
@@ -166,13 +178,13 @@ def outliers(records: Iterable[Record]) -> dict[str, dict[str, list[int]]]:
     return reported
 
 
-def _far_values(record: Mapping[str, Any]) -> Iterable[tuple[str, str, bool]]:
+def _far_values(record: Mapping[str, Any], first_loss: float) -> Iterable[tuple[str, str, bool]]:
     """Yield each site and value of a record, and whether it is far outside."""
-    for key, value in ("norms", "norm"), ("losses", "loss"):
+    for key, value, least in ("norms", "norm", 0.0), ("losses", "loss", first_loss):
         numbers = {site: number for site, number in record.get(key, {}).items() if number is not None}
         for site, number in numbers.items():
             others = [other for name, other in numbers.items() if name != site]
-            yield site, value, len(others) >= 2 and number > FACTOR * median(others)
+            yield site, value, len(others) >= 2 and number >= least and number > FACTOR * median(others)
             if value == "norm":
                 yield site, "small norm", bool(others) and number < SMALL * median_low(others)
     for site, agreement in record.get("agreements", {}).items():
