@@ -44,6 +44,8 @@ def read_checked(
     Raises:
         ValueError: The file is not what was written.
     """
+    if file.exists() and not file.is_file():  # a pipe would block
+        raise ValueError("it is not a regular file")
     try:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}

@@ -13,6 +13,7 @@ from zlib import crc32
 from keel.errors import DamagedFile
 
 FIELD = "crc32"
+NOT_A_FILE = "it is not a regular file"
 _KEY = f'"{FIELD}": "'.encode()
 
 
@@ -100,7 +101,7 @@ def opened(file: Path) -> Iterator[BufferedReader]:
     try:
         status = file.stat()
         if not S_ISREG(status.st_mode):
-            raise damaged(file, "it is not a regular file")
+            raise damaged(file, NOT_A_FILE)
         with file.open("rb") as stream:
             yield stream
     except FileNotFoundError:
