@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -451,3 +452,35 @@ def test_a_lock_that_is_not_a_file_is_an_error(kind: str, copied: RunFolder) -> 
     for command in (repair, lambda folder: keel.resume(folder.path)):
         with pytest.raises(KeelError, match=r"\.lock' must be a file, which processes lock"):
             command(copied)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/state.safetensors"])
+def test_too_many_open_files_are_no_damage(name: str, copied: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(copied.timings)
+    intact = (copied.path / name).read_bytes()
+    opened = Path.open
+
+    def limited(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path.name.endswith(Path(name).name):  # also the checkpoint before the last one
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return opened(path, *arguments, **more)
+
+    def unopened(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("unable to open file: Too many open files (24)")
+
+    monkeypatch.setattr(Path, "open", limited)
+    if name.endswith("safetensors"):
+        monkeypatch.setattr("keel.runs.checked_tensors.safe_open", unopened)
+    with pytest.raises(OSError, match="Too many open files"):
+        repair(copied)
+    monkeypatch.undo()
+    assert (copied.path / name).read_bytes() == intact
+
+
+def test_a_path_that_is_not_unicode_is_an_error_and_no_damage(stopped: Path, tmp_path: Path) -> None:
+    path = Path(copytree(stopped, tmp_path / "\udcff"))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for command in (keel.resume, lambda path: repair(RunFolder.open(path))):
+        with pytest.raises(KeelError, match="is not valid UTF-8; give the folder another name"):
+            command(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before

@@ -87,8 +87,8 @@ def _status() -> int:
         message = usage_message(error) or str(error)
         typer.echo(f"keel: {' '.join(message.split())}", err=True)
         return 2
-    except Interrupted as error:
-        return _interrupted(str(error))
+    except (Interrupted, KeyboardInterrupt) as error:  # the latter while the command is put together
+        return _interrupted(str(error) or str(Interrupted()))
     except typer.Abort:
         return _interrupted("nothing was changed")
     except OSError as error:  # a full disk, a folder without write permission, a closed pipe

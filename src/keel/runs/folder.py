@@ -124,6 +124,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
+        if not _is_unicode(path):  # safetensors could not open the checkpoints, which would count as damaged
+            raise KeelError(f"run: {str(path)!r} is not valid UTF-8; give the folder another name")
         if not _is_run(path):
             raise KeelError(f"run: {str(path)!r} is not a run folder (it has no spec.toml)")
         return cls(path)
@@ -435,6 +437,15 @@ def best_model(folder: RunFolder) -> BestModel | None:
     It is unpacked as theta, buffers, round, value.
     """
     return kept_best(load_observed(folder.checkpoint_file))
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether the absolute path is valid UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_run(path: Path) -> bool:
