@@ -1,7 +1,7 @@
 """Kills (SIGKILL) of Ray's workers, of Ray's own processes, or of the command that uses Ray.
 
 Killed workers are replaced, and the run ends with the bits of `serial`. After a kill of Ray or of the command no
-process is left, one line reports it, and `keel resume` ends with these bits.
+process is left, one line reports it, and `keel resume` ends with these bits. The cases that kill workers share one Ray.
 """
 
 import os
@@ -19,12 +19,16 @@ from typing import Any
 import keel
 from faults._descendants import command_of, descendants, is_alive
 from faults._runs import ALGORITHMS, result, spec
+from faults._shared_ray import STARTS, shared_ray
 from faults._tally import injected
 
 ROUNDS = 6
-SECONDS = 120.0
+SECONDS = 180.0
 """The time in which a command must have a record, or its processes must have ended."""
 OF_RAY = ("raylet", "gcs_server")
+ACTOR = "ray::Trainer"
+NOT_STARTED = "engine.address: no Ray at"
+"""How the error begins when Ray did not start in its time, as on a busy machine."""
 
 
 def table(algorithm: str, engine: str) -> dict[str, Any]:
@@ -42,7 +46,8 @@ def undisturbed(algorithm: str) -> Any:
 def check(seed: int, folder: Path) -> str | None:
     rng = Random(seed)
     algorithm, out = rng.choice(ALGORITHMS), folder / "run"
-    how = rng.choice([kill_workers, kill_workers, kill_command])
+    shared_ray()
+    how = rng.choices([kill_workers, kill_command], [3, 1])[0]
     if problem := how(rng, algorithm, out):
         return f"{algorithm}, {how.__name__}: {problem}"
     same = _without_engine(result(out)) == _without_engine(undisturbed(algorithm))
@@ -56,7 +61,7 @@ def kill_workers(rng: Random, algorithm: str, out: Path) -> str | None:
     class Killer(keel.Observer):
         def round_started(self, round: int) -> None:
             if round in rounds:
-                workers = [pid for pid in descendants(os.getpid()) if command_of(pid).startswith("ray::")]
+                workers = actors()
                 _kill(workers if rng.random() < 0.3 else rng.sample(workers, min(1, len(workers))))
 
     keel.run(table(algorithm, "ray"), out=out, hooks=[Killer()])
@@ -64,37 +69,61 @@ def kill_workers(rng: Random, algorithm: str, out: Path) -> str | None:
 
 
 def kill_command(rng: Random, algorithm: str, out: Path) -> str | None:
-    """Kill the command or a process of Ray's, and resume the run."""
+    """Kill a command that has started its own Ray, or a process of this Ray, and resume the run."""
+    for _ in range(STARTS):
+        with started(table(algorithm, "ray"), out) as process:
+            wait_for_record(process, out)
+            family = descendants(process.pid)
+            of_ray = [pid for pid in family if any(name in command_of(pid) for name in OF_RAY)]
+            _kill([rng.choice([process.pid, *of_ray])])
+            problem = ended(process, out)
+        if problem != NOT_STARTED:
+            break
+    deadline = time.monotonic() + SECONDS
+    while any(map(is_alive, family)):
+        if time.monotonic() > deadline:
+            return f"processes are left: {[command_of(pid)[:60] for pid in family if is_alive(pid)]}"
+        time.sleep(0.05)
+    if problem is None:
+        keel.resume(out)
+    return problem
+
+
+def actors() -> list[int]:
+    """The workers of the shared Ray."""
+    return [pid for pid in descendants(os.getpid()) if command_of(pid).startswith(ACTOR) and is_alive(pid)]
+
+
+def started(spec: dict[str, Any], out: Path) -> "subprocess.Popen[str]":
+    """Start the command for a run."""
     out.parent.mkdir(exist_ok=True)
-    keel_spec = out.parent / "spec.toml"
-    keel_spec.write_text(keel.make_spec(table(algorithm, "ray")).to_toml())
-    command = [sys.executable, "-m", "keel", "run", str(keel_spec), "--out", str(out), "--quiet"]
-    with subprocess.Popen(
+    file = out.parent / "spec.toml"
+    file.write_text(keel.make_spec(spec).to_toml())
+    command = [sys.executable, "-m", "keel", "run", str(file), "--out", str(out), "--quiet"]
+    return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        deadline = time.monotonic() + SECONDS
-        while process.poll() is None and not _has_record(out) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        started = descendants(process.pid)
-        of_ray = [pid for pid in started if any(name in command_of(pid) for name in OF_RAY)]
-        victim = rng.choice([process.pid, *of_ray])
-        _kill([victim])
-        try:
-            _, err = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"it hangs after a kill of {command_of(victim)[:80]!r}"
+    )
+
+
+def wait_for_record(process: "subprocess.Popen[str]", out: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and not _has_record(out) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def ended(process: "subprocess.Popen[str]", out: Path) -> str | None:
+    """Wait until the command has ended; what is wrong with how it did."""
+    try:
+        _, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "it hangs"
     lines = [line for line in err.splitlines() if not line.startswith("[")]  # that of Ray's own log
+    if lines and NOT_STARTED in lines[0]:
+        return NOT_STARTED
     if process.returncode not in (0, -signal.SIGKILL) and (len(lines) != 1 or not lines[0].startswith("keel: ")):
         return f"exit code {process.returncode}, and {err[-300:]!r}"
-    while any(map(is_alive, started)):
-        if time.monotonic() > deadline + SECONDS:
-            return f"processes are left: {[command_of(pid)[:60] for pid in started if is_alive(pid)]}"
-        time.sleep(0.05)
-    if not out.exists():
-        return "it was killed before its first round"
-    keel.resume(out)
-    return None
+    return None if out.exists() else "it was killed before its first round"
 
 
 def _has_record(out: Path) -> bool:

@@ -3,9 +3,11 @@
 import errno
 import json
 import logging
+import os
 import tracemalloc
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 
 import keel
 from keel.core.client_state import ClientStates
-from keel.errors import DamagedFile
+from keel.errors import DamagedFile, KeelError
 from keel.runs.files import make_folders
 from keel.runs.folder import RunFolder
 from keel.runs.repair import repair
@@ -369,3 +371,116 @@ def test_a_checkpoint_of_a_long_run_does_not_hold_its_log_in_memory(ended: RunFo
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
+
+
+REPLACED = [
+    "spec.toml",
+    "manifest.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "summary.json",
+    "checkpoint",
+    "checkpoint/state.safetensors",
+    "checkpoint/clients.bin",
+    ".metrics.jsonl.new",
+    "checkpoint/.state.safetensors.new",
+]
+
+
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "loop"])
+def test_repair_removes_what_is_in_the_place_of_a_file(
+    name: str, kind: str, copied: RunFolder, finished: keel.Run
+) -> None:
+    misplace(copied.path / name, kind)
+    if (name, kind) == ("checkpoint", "empty"):
+        assert damages(copied) == []  # a run that has not written a checkpoint yet
+    elif (name, kind) != ("checkpoint", "folder"):
+        assert str(copied.path / name) in str(damages(copied)[0])
+        with pytest.raises(DamagedFile):
+            keel.resume(copied.path)
+        done = repair(copied)
+        assert done[0].startswith(f"{name}: ")
+    assert damages(copied) == []
+    assert equal(keel.resume(copied.path), finished)
+    assert kind != "folder" or [file.read_text() for file in copied.path.rglob("letter")] == ["kept"]
+
+
+def misplace(path: Path, kind: str) -> None:
+    """Put something that is not a file in the place of a file."""
+    if path.is_dir():
+        rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    else:
+        path.mkdir()
+    if kind == "folder":
+        (path / "letter").write_text("kept")
+
+
+def test_a_folder_in_the_place_of_a_file_that_nothing_restores_stays(copied: RunFolder) -> None:
+    misplace(copied.path / "environment.json", "folder")
+    with pytest.raises(KeelError, match=r"environment.json' is damaged \(it is not a regular file\); nothing can"):
+        repair(copied)
+    assert (copied.path / "environment.json" / "letter").exists()
+
+
+def test_a_file_outside_the_folder_is_read_through_a_link_but_not_changed(copied: RunFolder, tmp_path: Path) -> None:
+    outside = copied.clients_file.rename(tmp_path / "outside")
+    copied.clients_file.symlink_to(outside)
+    before = outside.read_bytes()
+    assert damages(copied) == []
+    with pytest.raises(KeelError, match=r"clients\.bin' is a link, whose file must not change"):
+        keel.resume(copied.path)
+    assert outside.read_bytes() == before
+
+
+def test_a_temporary_file_is_not_written_through_a_link(copied: RunFolder, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").write_text("mine")
+    (copied.path / ".metrics.jsonl.new").symlink_to(outside)
+    keel.resume(copied.path)
+    assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "pipe"])
+def test_a_lock_that_is_not_a_file_is_an_error(kind: str, copied: RunFolder) -> None:
+    misplace(copied.path / ".lock", kind)
+    assert not copied.is_being_written()
+    for command in (repair, lambda folder: keel.resume(folder.path)):
+        with pytest.raises(KeelError, match=r"\.lock' must be a file, which processes lock"):
+            command(copied)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/state.safetensors"])
+def test_too_many_open_files_are_no_damage(name: str, copied: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(copied.timings)
+    intact = (copied.path / name).read_bytes()
+    opened = Path.open
+
+    def limited(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path.name.endswith(Path(name).name):  # also the checkpoint before the last one
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return opened(path, *arguments, **more)
+
+    def unopened(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("unable to open file: Too many open files (24)")
+
+    monkeypatch.setattr(Path, "open", limited)
+    if name.endswith("safetensors"):
+        monkeypatch.setattr("keel.runs.checked_tensors.safe_open", unopened)
+    with pytest.raises(OSError, match="Too many open files"):
+        repair(copied)
+    monkeypatch.undo()
+    assert (copied.path / name).read_bytes() == intact
+
+
+def test_a_path_that_is_not_unicode_is_an_error_and_no_damage(stopped: Path, tmp_path: Path) -> None:
+    path = Path(copytree(stopped, tmp_path / "\udcff"))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for command in (keel.resume, lambda path: repair(RunFolder.open(path))):
+        with pytest.raises(KeelError, match="is not valid UTF-8; give the folder another name"):
+            command(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before

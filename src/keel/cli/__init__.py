@@ -1,8 +1,10 @@
 """The command `keel`. A command imports what is slow to import only when it runs, so that --help answers quickly."""
 
 import logging
+import os
 import sys
 from contextlib import suppress
+from errno import ENAMETOOLONG
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -85,16 +87,33 @@ def _status() -> int:
         message = usage_message(error) or str(error)
         typer.echo(f"keel: {' '.join(message.split())}", err=True)
         return 2
-    except Interrupted as error:
-        return _interrupted(str(error))
+    except (Interrupted, KeyboardInterrupt) as error:  # the latter while the command is put together
+        return _interrupted(str(error) or str(Interrupted()))
     except typer.Abort:
         return _interrupted("nothing was changed")
     except OSError as error:  # a full disk, a folder without write permission, a closed pipe
         log.debug("the command failed", exc_info=error)
+        if error.errno == ENAMETOOLONG:
+            typer.echo(f"keel: {_too_long(sys.argv[1:])}", err=True)
+            return 2
         with suppress(OSError):  # a terminal that was closed, which raised the error too
             typer.echo(f"keel: {error}", err=True)
         return exit_code() if is_ending() else 1
     return status if isinstance(status, int) else 0
+
+
+def _too_long(arguments: list[str]) -> str:
+    """The error for a path that the file system cannot hold: the argument with the longest one, and its length."""
+
+    def longest_name(argument: str) -> int:
+        return max(len(os.fsencode(part)) for part in argument.split("/"))
+
+    number = max(range(len(arguments)), key=lambda number: (longest_name(arguments[number]), len(arguments[number])))
+    option, _, path = arguments[number].rpartition("=")
+    if not option:
+        option = arguments[number - 1] if number > 1 and arguments[number - 1].startswith("-") else "path"
+    size = len(os.fsencode(path))
+    return f"{option} is too long (a name of {longest_name(path)} bytes, {size} in all); use at most 240 and 4000"
 
 
 def _interrupted(advice: str) -> int:

@@ -183,6 +183,8 @@ def report(
         _watch(runs, lambda folders: compare(folders, baseline, number, estimated, skip_damaged=True))
         return
     comparison = compare(find_runs(runs), baseline, number, estimated, skip_damaged=True)
+    if charts is not None:
+        charts.mkdir(parents=True, exist_ok=True)  # an error of it comes before the page is written
     problem = write_report(comparison, out)
     _print_comparison(comparison, form, interval, cost, as_json, out, quiet=False)
     _print_problems(comparison, problem)

@@ -265,10 +265,16 @@ def _open(path: Path | None) -> int:
         descriptor, name = mkstemp(prefix="keel-")
         Path(name).unlink()
         return descriptor
-    new = not path.exists()
+    new = not os.path.lexists(path)
+    if not new and not path.is_file():  # a pipe cannot be sought, and a folder not be opened
+        raise DamagedFile(
+            f"run: {str(path)!r} is damaged (it is not a regular file); keel repair restores the run if it can"
+        )
+    if path.is_symlink():  # the file that it leads to is not this run's to change
+        return os.open(path, os.O_RDONLY)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except PermissionError:  # to verify a run, or to read its model, no permission to write is needed
         return os.open(path, os.O_RDONLY)
     if new:  # the name is on disk before a checkpoint refers to it

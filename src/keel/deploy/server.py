@@ -153,6 +153,7 @@ def _run_federation(
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():
+        folder.check_places()
         if not membership_changes(folder, descriptions, sites.members):
             check_same_task(folder, training.loop)  # before the run is changed
         extend(folder, spec)

@@ -44,6 +44,8 @@ def read_checked(
     Raises:
         ValueError: The file is not what was written.
     """
+    if file.exists() and not file.is_file():  # a pipe would block
+        raise ValueError("it is not a regular file")
     try:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}
@@ -53,6 +55,9 @@ def read_checked(
             tensors = {name: content.get_tensor(name).clone() for name in sorted(names) if name.startswith(prefix)}
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    except RuntimeError:  # PyTorch cannot open the file: Python's error says why
+        with file.open("rb"):
+            raise
     for name, tensor in tensors.items():
         if sums is not None and sums[name] != tensor_sum(name, tensor):
             raise ValueError(f"the checksum of tensor {name!r} is wrong")

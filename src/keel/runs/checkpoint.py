@@ -12,7 +12,7 @@ from keel.core.training_state import TrainingState
 from keel.errors import KeelError
 from keel.runs.checked_tensors import DTYPES, checked_parts, has_checksums, read_checked
 from keel.runs.files import write_atomic
-from keel.runs.sealed import damaged
+from keel.runs.sealed import TOO_MANY_OPEN, damaged
 
 FORMAT, WITHOUT_CHECKSUMS = "3", "2"
 BUFFERS = "buffers/"
@@ -116,6 +116,8 @@ def _read(file: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Ten
     try:
         tensors, metadata = read_checked(file, prefix, required=False)
     except (ValueError, OSError) as error:
+        if getattr(error, "errno", None) in TOO_MANY_OPEN:
+            raise
         raise damaged(file, str(error), file.parent.parent) from None
     if metadata.get("format") not in (FORMAT, WITHOUT_CHECKSUMS):
         raise KeelError(f"run: {str(file)!r} was written by another version of Keel; resume it with that one")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from stat import S_ISREG
 
 from keel.errors import KeelError
 
@@ -14,8 +15,9 @@ def write_atomic(file: Path, content: Iterable[bytes | memoryview], keep: Path |
         keep: A name in the same folder under which the old content stays. Where the file system has no hard links, a
             kill may leave that name alone.
     """
-    temporary = file.with_name(f".{file.name}.new")
+    temporary = temporary_of(file)
     try:
+        temporary.unlink(missing_ok=True)  # a pipe of this name would block, a link lead to another file
         write_synced(temporary, content)
         if keep is not None and file.exists():
             _keep_as(file, keep)
@@ -25,9 +27,14 @@ def write_atomic(file: Path, content: Iterable[bytes | memoryview], keep: Path |
         temporary.unlink(missing_ok=True)
 
 
+def temporary_of(file: Path) -> Path:
+    """The name under which the new content of a file is written."""
+    return file.with_name(f".{file.name}.new")
+
+
 def _keep_as(file: Path, name: Path) -> None:
     """Give a file a second name in place of another file; without hard links the first name is lost."""
-    linked = name.with_name(f".{name.name}.new")
+    linked = temporary_of(name)
     try:
         linked.unlink(missing_ok=True)
         linked.hardlink_to(file)
@@ -62,6 +69,11 @@ def _has_content(file: Path, content: Sequence[bytes | memoryview]) -> bool:
         return False
     with file.open("rb") as stream:
         return all(stream.read(len(part)) == part for part in content)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether the path is a regular file itself, and not a link to one."""
+    return os.path.lexists(path) and S_ISREG(path.lstat().st_mode)
 
 
 def sync(path: Path) -> None:

@@ -53,12 +53,12 @@ from keel.runs.checkpoint import (
     record_of,
     save_checkpoint,
 )
-from keel.runs.files import make_folders, sync, write_atomic, write_synced
+from keel.runs.files import is_regular, make_folders, sync, temporary_of, write_atomic, write_synced
 from keel.runs.manifest import FILE as MANIFEST
 from keel.runs.manifest import Manifest
 from keel.runs.model_record import FILE as MODEL
 from keel.runs.model_record import FROZEN, INITIAL, ModelRecord
-from keel.runs.sealed import complete_lines, content, damaged, opened, read_sealed, seal, seal_of
+from keel.runs.sealed import NOT_A_FILE, complete_lines, content, damaged, opened, read_sealed, seal, seal_of
 
 FORMAT = 2
 """Of the folder, in environment.json: 2 has checksums. Folders of earlier versions have no number."""
@@ -124,6 +124,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
+        if not _is_unicode(path):  # safetensors could not open the checkpoints, which would count as damaged
+            raise KeelError(f"run: {str(path)!r} is not valid UTF-8; give the folder another name")
         if not _is_run(path):
             raise KeelError(f"run: {str(path)!r} is not a run folder (it has no spec.toml)")
         return cls(path)
@@ -224,18 +226,39 @@ class RunFolder:
         summary = self.summary
         return summary is not None and summary["status"] != "interrupted"
 
+    def misplaced(self) -> dict[Path, str]:
+        """What is in the place of a file that a run replaces, or of its temporary file, and what is wrong with it."""
+        files = [self.path / "spec.toml", self.path / MANIFEST, self.metrics, self.timings]
+        files += [self.summary_file, self.tracking_file]
+        checkpoints = self.checkpoint_file.parent
+        if os.path.lexists(checkpoints) and not checkpoints.is_dir():
+            return {checkpoints: "it is not a folder", **_not_files(files)}
+        return _not_files([*files, self.checkpoint_file, self.previous_file, self.clients_file])
+
+    def check_places(self) -> None:
+        """Raise a KeelError unless all files that a resumed run writes can be files of this folder."""
+        for path, reason in self.misplaced().items():
+            raise damaged(path, reason, self.path)
+        if self.clients_file.is_symlink():
+            raise KeelError(
+                f"run: {str(self.clients_file)!r} is a link, whose file must not change; copy the file here"
+            )
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing to the folder."""
+        lock = self.path / ".lock"
+        if os.path.lexists(lock) and not is_regular(lock):
+            raise KeelError(f"run: {str(lock)!r} must be a file, which processes lock; remove what is in its place")
         try:
-            with FileLock(self.path / ".lock", timeout=0):
+            with FileLock(lock, timeout=0):
                 yield
         except Timeout:
             raise KeelError(f"run: {str(self.path)!r} is being written by another process") from None
 
     def is_being_written(self) -> bool:
         """Whether another process has locked the folder."""
-        if not (self.path / ".lock").is_file():
+        if not is_regular(self.path / ".lock"):
             return False
         try:
             with self.locked():
@@ -416,9 +439,24 @@ def best_model(folder: RunFolder) -> BestModel | None:
     return kept_best(load_observed(folder.checkpoint_file))
 
 
+def _is_unicode(path: Path) -> bool:
+    """Whether the absolute path is valid UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_run(path: Path) -> bool:
     """Whether it is a run folder, perhaps one that has lost its spec."""
     return (path / "spec.toml").is_file() or (path / MANIFEST).is_file()
+
+
+def _not_files(files: list[Path]) -> dict[Path, str]:
+    """The files, and the names under which they are written, that are pipes, folders or broken links."""
+    names = [name for file in files for name in (file, temporary_of(file))]
+    return {name: NOT_A_FILE for name in names if os.path.lexists(name) and not name.is_file()}
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:

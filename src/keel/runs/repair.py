@@ -1,6 +1,8 @@
 """keel repair: restore a damaged run folder from the parts that are intact, so that keel resume can continue it."""
 
+import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,9 +28,10 @@ def repair(folder: RunFolder) -> list[str]:
         KeelError: A file is damaged that nothing else in the folder can restore.
     """
     with folder.locked():
+        done = _without_misplaced(folder)
         if not damages(folder):
-            return []
-        done = [*_restored_manifest(folder), *_restored_spec(folder), *_without_tracking(folder)]
+            return done
+        done += [*_restored_manifest(folder), *_restored_spec(folder), *_without_tracking(folder)]
         _check_start(folder)
         folder.checkpoint_file.parent.mkdir(exist_ok=True)
         sealed = folder.manifest is not None
@@ -41,6 +44,25 @@ def repair(folder: RunFolder) -> list[str]:
         write_atomic(folder.metrics, _lines(folder.metrics)[: kept or 0])
         done += _restored_timings(folder, kept or 0, sealed)
         return [*done, _continuation(folder, kept or 0)]
+
+
+def _without_misplaced(folder: RunFolder) -> list[str]:
+    """Remove what is in the place of a file that can be restored; a folder that is not empty gets another name."""
+    done = []
+    for path in folder.misplaced():
+        name = path.relative_to(folder.path)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
+        else:
+            numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+            aside = next(new for new in numbered if not os.path.lexists(new))
+            path.rename(aside)
+            done.append(f"{name}: a folder was in its place, which is {aside.name} now")
+            continue
+        done.append(f"{name}: removed what was in its place, which was not a file")
+    return done
 
 
 def _continuation(folder: RunFolder, rounds: int) -> str:

@@ -133,6 +133,7 @@ def resume(
     check_trackers(spec.tracking)
     spec = spec.model_copy(update={"engine": spec.engine.model_copy(update=engine_table)})
     with folder.locked():
+        folder.check_places()
         started = _with_recorded_init(spec, folder)
         task = make_task(started, module=model, data=data, loss=objects_only(loss), metrics=objects_only(metrics))
         training = build(spec, task, workers=workers, engine=engine, sampler=sampler, optimizer=objects_only(optimizer))

@@ -1,5 +1,6 @@
 """JSON with a checksum as its last field, so that a changed, lost or added byte is detected when it is read."""
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from zlib import crc32
 from keel.errors import DamagedFile
 
 FIELD = "crc32"
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+"""Errors that say nothing about a file: the process or the system has too many open."""
+NOT_A_FILE = "it is not a regular file"
 _KEY = f'"{FIELD}": "'.encode()
 
 
@@ -100,10 +104,12 @@ def opened(file: Path) -> Iterator[BufferedReader]:
     try:
         status = file.stat()
         if not S_ISREG(status.st_mode):
-            raise damaged(file, "it is not a regular file")
+            raise damaged(file, NOT_A_FILE)
         with file.open("rb") as stream:
             yield stream
     except FileNotFoundError:
         raise damaged(file, "it is missing") from None
     except OSError as error:
+        if error.errno in TOO_MANY_OPEN:
+            raise
         raise damaged(file, error.strerror or str(error)) from None

@@ -9,6 +9,7 @@ from typing import Any
 from keel.core.client_state import ClientStates
 from keel.errors import DamagedFile
 from keel.runs.folder import RunFolder
+from keel.runs.sealed import damaged
 
 
 def damages(folder: RunFolder, checkpoints: bool = True) -> list[DamagedFile]:
@@ -19,7 +20,8 @@ def damages(folder: RunFolder, checkpoints: bool = True) -> list[DamagedFile]:
     Args:
         checkpoints: Check the checkpoints too, which a process that writes the run replaces meanwhile.
     """
-    found = {}
+    misplaced = (damaged(path, reason, folder.path) for path, reason in folder.misplaced().items())
+    found = {str(error): error for error in misplaced}
     for check in _checks(folder, checkpoints):
         try:
             check()
