@@ -98,7 +98,7 @@ def build(
         local = local_training(spec, task, optimizer)
         workload = Workload(
             task,
-            local if privacy is None else with_client_part(local, privacy.settings, privacy.noise),
+            local if privacy is None else with_client_part(local, privacy.settings, privacy.noise, task),
             spec.model.buffers == "local",
             spec.engine.compile,
             device,
