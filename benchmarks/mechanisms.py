@@ -3,7 +3,7 @@
     python benchmarks/mechanisms.py                          # all of them, three repetitions
     python benchmarks/mechanisms.py central example --repetitions 10
 
-Random images in the shape of CIFAR-10, five clients with eight local steps of 64 images, engine `serial`. A repetition
+Random images in the shape of CIFAR-10, three clients with eight local steps of 64 images, engine `serial`. A repetition
 runs one round of each, one after the other in this process, so that other load on the machine affects all of them. The
 goal is at most 1.15.
 """
@@ -21,7 +21,7 @@ from keel.core.examples import Examples, FederatedData, Partition
 from keel.core.loop import Loop
 from keel.runs.build import build, make_task
 
-CLIENTS, COHORT, EXAMPLES = 50, 5, 500
+CLIENTS, COHORT, EXAMPLES = 30, 3, 500
 PRIVACY = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
 CASES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -72,24 +72,24 @@ def main(cases: list[str], repetitions: int) -> None:
     task = make_task(make_spec(TABLE), data=random_images())
     loops = {case: build(make_spec({**TABLE, **CASES[case]}), task).loop for case in ["none", *cases]}
     states = {case: loop.start() for case, loop in loops.items()}
-    print(
-        f"LeNet with {loops['none'].parameters:,} parameters, {COHORT} clients, {EXAMPLES // 64 + 1} steps of 64 images"
-    )
-    measured: dict[str, list[tuple[float, float]]] = {case: [] for case in loops}
-    for repetition in range(repetitions + 1):
-        for case, loop in loops.items():
-            times = seconds(loop, states[case])
-            if repetition:  # the first one records programs and allocates memory
-                measured[case].append(times)
-    for case in cases:
-        ratios = [
-            [a / b for a, b in zip(*pair, strict=True)] for pair in zip(measured[case], measured["none"], strict=True)
-        ]
-        processor, wall = (sorted(kind) for kind in zip(*ratios, strict=True))
-        print(
-            f"{case}: {median(processor):.2f} ({processor[0]:.2f} to {processor[-1]:.2f}) of the processor time, "
-            f"{median(wall):.2f} ({wall[0]:.2f} to {wall[-1]:.2f}) of the wall-clock time"
-        )
+    print(f"LeNet with {loops['none'].parameters:,} parameters, {COHORT} clients, {EXAMPLES // 64 + 1} steps of 64")
+    for case, loop in loops.items():
+        seconds(loop, states[case])  # records programs and allocates memory
+    ratios: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
+    for repetition in range(1, repetitions + 1):
+        without = seconds(loops["none"], states["none"])
+        for case in cases:
+            times = seconds(loops[case], states[case])
+            ratios[case].append((times[0] / without[0], times[1] / without[1]))
+        print(f"repetition {repetition} of {repetitions}", flush=True)
+    print("| | processor time | wall-clock time |\n|---|---|---|")
+    for case, pairs in ratios.items():
+        processor, wall = (sorted(kind) for kind in zip(*pairs, strict=True))
+        print("|".join(["", f" `{case}` ", _with_range(processor), _with_range(wall), ""]))
+
+
+def _with_range(ratios: list[float]) -> str:
+    return f" {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) "
 
 
 if __name__ == "__main__":

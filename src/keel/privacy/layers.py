@@ -230,7 +230,7 @@ def _of_layer(layer: nn.Module, weights: dict[str, Tensor], inputs: Tensor, outp
         return Stored(_of_convolution(layer, inputs.float(), outputs.float(), "bias" in weights))
 
     def of_one(example: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        _, backward = vjp(lambda own: functional_call(layer, own, (example[None],)), weights)
+        backward = vjp(lambda own: functional_call(layer, own, (example[None],)), weights)[1]
         return backward(gradient[None])[0]
 
     gradients = vmap(of_one)(inputs, outputs)
@@ -244,5 +244,5 @@ def _of_convolution(layer: nn.Conv2d, inputs: Tensor, outputs: Tensor, bias: boo
     settings = layer.stride, layer.padding, layer.dilation, layer.groups
     for row in range(len(inputs)):
         one = slice(row, row + 1)
-        weight[row] = conv2d_weight(inputs[one], layer.weight.shape, outputs[one], *settings)
+        weight[row] = conv2d_weight(inputs[one], layer.weight.shape, outputs[one], *settings)  # type: ignore[no-untyped-call]
     return [weight, *([outputs.sum((2, 3))] if bias else [])]

@@ -76,6 +76,15 @@ class PrivacyPlan:
         assert self.settings.epsilon is not None
         return noise_for(self.settings.epsilon, self._account, self.rounds)
 
+    def __str__(self) -> str:
+        """The mechanism, its noise, and epsilon at the end."""
+        rounds, settings = self.allowed_rounds, self.settings
+        after = f"{rounds} round{'s' * (rounds != 1)}"
+        return (
+            f"mechanism {settings.mechanism}, noise multiplier {self.noise:.4g}, epsilon "
+            f"{self.account.epsilon(rounds):.3g} at delta {settings.delta:g} after {after}"
+        )
+
     @cached_property
     def account(self) -> "Account | ExampleAccount":
         return self._account(self.noise)
