@@ -96,6 +96,16 @@ def test_the_servers_mean_of_scaffold_stays_the_mean_over_all_sites(federation: 
     assert torch.allclose(received[0], before * (9 + 4) / (9 + 4 + 14), atol=1e-8)
 
 
+@pytest.mark.parametrize("change", [{"federation__sites": 3}, {"federation__left": "1"}])
+def test_members_of_a_private_run_do_not_change(federation: InProcessFederation, change: dict[str, Any]) -> None:
+    """The account counts the participations of the present members, from the first round on."""
+    private = {"privacy__clip": 0.5, "privacy__noise": 1.0, "privacy__delta": 1e-5}
+    federation(rounds=1, federation__sites=2, **private)
+    settings = {"federation__sites": 2, **change}
+    with pytest.raises(KeelError, match=r"federation\.sites and federation\.left must stay as they are"):
+        federation(rounds=2, **settings, **private)
+
+
 def test_a_site_that_never_joined_cannot_leave(federation: InProcessFederation) -> None:
     with pytest.raises(KeelError, match=r"federation\.left names site 2, which never joined"):
         federation(federation__left="2")

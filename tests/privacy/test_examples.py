@@ -12,6 +12,7 @@ from keel.core.flat_model import FlatModel
 from keel.core.losses import per_example_cross_entropy
 from keel.core.mechanisms import Sender
 from keel.privacy.examples import PrivateGradient
+from keel.privacy.layers import whole_model
 
 SENDER = Sender(0, 1, 2)
 
@@ -24,11 +25,12 @@ def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return module, torch.randn(8, 5, generator=generator), torch.arange(8) % 3
 
 
+@pytest.mark.parametrize("layered", [False, True])
 @pytest.mark.parametrize("chunk", [None, 3])
-def test_the_gradient_is_that_of_a_loop_over_examples(chunk: int | None) -> None:
+def test_the_gradient_is_that_of_a_loop_over_examples(chunk: int | None, layered: bool) -> None:
     module, inputs, targets = problem()
     model = FlatModel(module)
-    mechanism = PrivateGradient(clip=0.7, noise=0.0, batch=10, chunk=chunk)
+    mechanism = PrivateGradient(clip=0.7, noise=0.0, batch=10, chunk=chunk, layered=layered)
     arguments = (model, per_example_cross_entropy, model.weights.clone(), inputs, targets, SENDER, 0)
     loss, gradient = mechanism.gradient(*arguments)
     total = torch.zeros_like(gradient)
@@ -44,13 +46,11 @@ def test_the_gradients_of_examples_are_those_of_opacus() -> None:
     opacus = pytest.importorskip("opacus", reason="opacus is not installed")
     module, inputs, targets = problem()
     model = FlatModel(module)
-    own = PrivateGradient(1.0, 0.0, 8)._of_examples(
-        model, per_example_cross_entropy, model.weights.clone(), inputs, targets
-    )[1]
+    _, own = whole_model(model, per_example_cross_entropy, model.weights.clone(), inputs, targets)
     wrapped = opacus.GradSampleModule(problem()[0], loss_reduction="sum")
     cross_entropy(wrapped(inputs.clone().requires_grad_()), targets, reduction="sum").backward()
     theirs = torch.cat([p.grad_sample.reshape(8, -1) for p in wrapped.parameters()], dim=1)
-    assert torch.allclose(own, theirs, atol=1e-6)
+    assert torch.allclose(own.rows, theirs, atol=1e-6)
 
 
 def test_noise_is_added_to_the_sum_also_of_an_empty_minibatch_and_differs_by_call() -> None:
@@ -72,10 +72,14 @@ def test_minibatches_are_poisson_samples() -> None:
     assert np.var(sizes) == pytest.approx(4.5, rel=0.1)
 
 
+WIDTH = 100
+"""More than there are examples, so that a linear model fits random labels."""
+
+
 def attack_advantage(privacy: dict[str, float] | None) -> float:
     """Threshold attack on the losses of an over-fitted model: share of members found minus that of others accused."""
     generator = torch.Generator().manual_seed(1)
-    inputs, labels = torch.randn(80, 30, generator=generator), torch.randint(0, 2, (80,), generator=generator)
+    inputs, labels = torch.randn(80, WIDTH, generator=generator), torch.randint(0, 2, (80,), generator=generator)
     data = keel.federate(inputs[:40], labels[:40], test=(inputs[40:], labels[40:]), keys=range(40), min_examples=1)
     table = {
         "rounds": 40,
@@ -87,7 +91,10 @@ def attack_advantage(privacy: dict[str, float] | None) -> float:
     }
     if privacy is not None:
         table["privacy"] = privacy
-    run = keel.run(table, data=data, model=nn.Linear(30, 2))
+    model = nn.Linear(WIDTH, 2)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    run = keel.run(table, data=data, model=model)
     with torch.no_grad():
         losses = cross_entropy(run.module(inputs), labels, reduction="none")
     thresholds = losses.sort().values
@@ -97,6 +104,10 @@ def attack_advantage(privacy: dict[str, float] | None) -> float:
 
 
 def test_membership_inference_succeeds_without_privacy_and_fails_with_it() -> None:
-    assert attack_advantage(None) > 0.5
-    assert attack_advantage({"clip": 0.2, "noise": 0.0, "delta": 1e-3}) > 0.4  # the noise protects, not the clipping
-    assert attack_advantage({"clip": 0.2, "epsilon": 0.5, "delta": 1e-3}) < 0.35
+    """With epsilon = 0.5 no attack has more than (e^0.5 - 1) / (e^0.5 + 1) = 0.24 in the mean.
+
+    The best of 80 thresholds on 40 members and 40 others has about 0.15 more by chance.
+    """
+    assert attack_advantage(None) > 0.7
+    assert attack_advantage({"clip": 0.2, "noise": 0.0, "delta": 1e-3}) > 0.6  # the noise protects, not the clipping
+    assert attack_advantage({"clip": 0.2, "epsilon": 0.5, "delta": 1e-3}) < 0.4

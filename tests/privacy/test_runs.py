@@ -10,13 +10,17 @@ import torch
 import keel
 from keel.algorithms import REGISTRY, algorithm_class
 from keel.cli.run import _report_end
+from keel.cli.terminal import announce_footprint
 from keel.config.defaults import completed, make_spec
 from keel.errors import KeelError
 from keel.privacy.clipping import joint_norm
 from keel.report.comparison import compare
 from keel.report.tables import privacy_losses
 from keel.runs.build import build, make_task
+from keel.runs.export import export
 from keel.runs.finding import find_runs
+from keel.runs.folder import RunFolder
+from keel.runs.progress import ProgressObserver, show_progress
 from keel.runs.run import resume
 
 PRIVATE = {"clip": 0.5, "noise": 1.0, "delta": 1e-5}
@@ -182,9 +186,27 @@ def test_the_end_of_a_run_and_its_table_have_epsilon(tmp_path: Path, capsys: pyt
     run = keel.run({**BASE, "privacy": PRIVATE}, out=tmp_path / "run")
     _report_end(tmp_path / "run", run.summary, as_json=False)
     epsilon = f"{run.summary['epsilon']:.3g}"
-    assert f"epsilon {epsilon}" in " ".join(capsys.readouterr().out.split())
+    assert f"epsilon {epsilon}, noise multiplier 1," in " ".join(capsys.readouterr().out.split())
     (sheet,) = privacy_losses(compare(find_runs([tmp_path])))
-    assert sheet.rows[0][1:] == [epsilon, "1e-05"]
+    assert sheet.rows[0][1:] == ["central", "poisson", "1", epsilon, "1e-05"]
+
+
+def test_a_run_prints_its_noise_first_and_epsilon_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_spec({**BASE, "privacy": {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5}})
+    with show_progress(["GHBM"], [2]) as watch:
+        progress = ProgressObserver(lambda of_round: watch(0, of_round))
+        run = keel.run(spec, out=tmp_path / "run", hooks=[progress], announce=announce_footprint(quiet=False))
+    first, last = (record["epsilon"] for record in run.records)
+    noise = run.summary["noise_multiplier"]
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"Privacy: mechanism central, noise multiplier {noise:.4g}, epsilon {last:.3g} at delta 1e-05" in printed
+    assert (
+        printed.index("Privacy:")
+        < printed.index(f"epsilon {first:.3g} GHBM: 2 of 2")
+        < printed.index(f"epsilon {last:.3g}", printed.index("2 of 2"))
+    )
 
 
 def test_epsilon_alone_sets_the_noise() -> None:
@@ -209,6 +231,7 @@ def test_epsilon_alone_sets_the_noise() -> None:
         ({"privacy": {**PRIVATE, "clip_lr": 0.1}}, "clip_lr requires quantile"),
         ({"privacy": {**PRIVATE, "mechanism": "example"}, "engine": {"name": "cohort"}}, "one client at a time"),
         ({"privacy": {**PRIVATE, "mechanism": "example"}, "local": {"steps": 2, "clip": 1.0}}, "remove local.clip"),
+        ({"privacy": PRIVATE, "stop": {"gigabytes": 0.1}}, "the bytes disclose how many clients took part"),
         ({"server": {"trim": 0.1}}, "requires mean = 'trimmed_mean'"),
         ({"server": {"mean": "median"}, "model": {"buffers": "average"}}, "does not apply to buffers"),
     ],
@@ -218,6 +241,34 @@ def test_contradictions_are_refused_before_pytorch_is_needed(more: dict[str, Any
         completed({**BASE, "algorithm": {"name": "fedavg"}, **more})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class Counting(keel.Algorithm):
+    """A user's algorithm whose report has an integer."""
+
+    name, title, paper = "counting", "Counting", ""
+    mean_suffices = True
+
+    def report(self, path: Any, received: Any, state: Any, ctx: Any) -> Any:
+        return {"delta": path.start - path.end, "count": torch.ones(1, dtype=torch.int64)}, {}
+
+    def aggregate(self, server: Any, reports: Any, ctx: Any) -> Any:
+        return {"theta": server["theta"] - sum(report.weight * report.message["delta"] for report in reports)}
+
+
+@pytest.mark.parametrize("mechanism", ["central", "local"])
+def test_a_report_with_integers_is_refused(mechanism: str) -> None:
+    privacy = {**PRIVATE, "mechanism": mechanism}
+    with pytest.raises(KeelError, match=r"does not support Counting: 'count' of its report has the type torch\.int64"):
+        keel.run({**BASE, "privacy": privacy}, algorithm=Counting())
+
+
+def test_the_card_of_a_private_model_has_epsilon_and_no_seed(tmp_path: Path) -> None:
+    run = keel.run({**BASE, "seed": 31337, "privacy": PRIVATE}, out=tmp_path / "run")
+    card = export(RunFolder.open(run.path), tmp_path / "model.safetensors").card.read_text()
+    epsilon = f"epsilon {run.summary['epsilon']:.3g} at delta 1e-05 (mechanism central, sampler poisson)"
+    assert f"| privacy | {epsilon} |" in card
+    assert "31337" not in card
 
 
 UNIFORM = {"participation": {"rate": 0.2, "sampler": "uniform"}}

@@ -170,7 +170,7 @@ def test_the_slider_gives_the_numbers_that_python_computes(opened: Callable[...,
             ]
             for row in aimed.rows()
         ]
-        assert [row[2:] for row in results_table(page)] == expected, target
+        assert [row[2:-1] for row in results_table(page)] == expected, target
         assert page.inner_text(".target output") == percent(aimed.targets[0])
     assert "never" in {cell for row in results_table(page) for cell in row}
     page.click(".target button")
@@ -299,8 +299,19 @@ def test_the_privacy_loss_is_shown_where_it_was_recorded(tmp_path: Path) -> None
     assert "<td>2.47</td>" in page
     assert "<h3>Other metrics" not in page
     (sheet,) = privacy_losses(compare(find_runs([tmp_path])))
-    assert sheet.columns == ["method", "epsilon", "delta"]
-    assert [row[1:] for row in sheet.rows] == [["2.47", "-"]]
+    assert sheet.columns == ["method", "mechanism", "sampler", "noise multiplier", "epsilon", "delta"]
+    assert [row[1:] for row in sheet.rows] == [["-", "-", "-", "2.47", "-"]]
+
+
+def test_the_results_have_the_bytes_of_all_rounds(tmp_path: Path) -> None:
+    write_full_run(tmp_path / "a", rising(20), **algorithm("fedavg"))
+    comparison = compare(find_runs([tmp_path]))
+    (row,) = comparison.rows()
+    assert row["bytes_total"] == comparison.methods[0].total.bytes > 0
+    write_report(comparison, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert ">total bytes</button>" in page
+    assert f'<td class="total" data-value="{row["bytes_total"]}">{size(row["bytes_total"])}</td>' in page
 
 
 @pytest.mark.parametrize(("network", "word"), [(None, "measured"), (Network(), "modelled")])

@@ -130,6 +130,7 @@ def _report_end(path: Path, summary: "Summary", as_json: bool) -> None:
         rule = f"{summary['stop_reason']}; " if summary["status"] == "stopped" else ""
         clients = _client_mean(path, primary)
         epsilon = f"epsilon {summary['epsilon']:.3g}, " if summary.get("epsilon") is not None else ""
+        epsilon += f"noise multiplier {summary['noise_multiplier']:.4g}, " if "noise_multiplier" in summary else ""
         console.print(
             f"{summary['status']} after {summary['rounds']} round{'s' * (summary['rounds'] != 1)}: "
             f"{rule}{primary.label} {primary.text(end_value(summary))}, {clients}{epsilon}"

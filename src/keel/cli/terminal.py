@@ -44,5 +44,7 @@ def announce_footprint(quiet: bool) -> Callable[["Footprint"], None]:
     def announce(footprint: "Footprint") -> None:
         errors.print(f"Footprint: {footprint}.", soft_wrap=True)
         errors.print(f"Engine: {footprint.engine}.", soft_wrap=True)
+        if footprint.privacy:
+            errors.print(f"Privacy: {footprint.privacy}.", soft_wrap=True)
 
     return (lambda footprint: None) if quiet else announce

@@ -450,7 +450,7 @@ class Spec(_Table):
             raise KeelError(f"{field} clips gradients itself (got local.clip = {self.local.clip:g}); remove local.clip")
 
     def _check_private_states(self, field: str) -> None:
-        """Raise a KeelError where a client's state depends on who else took part before.
+        """Raise a KeelError where the result depends on who else took part before.
 
         The bounds of sampled cohorts require that this stays secret. With Poisson sampling a client's state depends on
         its own participations alone.
@@ -459,6 +459,12 @@ class Spec(_Table):
             raise KeelError(
                 f"{field} does not support memory.keep = {self.memory.keep}: whose state is kept depends on "
                 "who took part; remove it or set participation.sampler = 'cyclic'"
+            )
+        stop = None if self.stop is None else self.stop.gigabytes
+        if self.participation.sampler == "poisson" and stop is not None:
+            raise KeelError(
+                f"{field} with participation.sampler = 'poisson' does not support stop.gigabytes = {stop:g}: "
+                "the bytes disclose how many clients took part; remove it or set rounds"
             )
         if self.participation.sampler == "uniform" and (kept := self._kept_by_clients()):
             raise KeelError(

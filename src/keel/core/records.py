@@ -181,6 +181,8 @@ class Summary(TypedDict):
     model_sha256: str
     record_crc32: NotRequired[str]
     """The checksum of the last record, by which a summary of another run is detected."""
+    noise_multiplier: NotRequired[float]
+    """With `[privacy]`: the one of the spec, or the one that `privacy.epsilon` set."""
     epsilon: NotRequired[float | None]
     """With `[privacy]`: that of the last record."""
     idle_sites: NotRequired[dict[str, str]]

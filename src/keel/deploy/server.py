@@ -150,6 +150,11 @@ def _run_federation(
         sampler=member_sampler(spec, descriptions, sites.members),
         secret=gaussian,
     )
+    if folder is not None and spec.privacy is not None and membership_changes(folder, descriptions, sites.members):
+        raise KeelError(
+            "federation.sites and federation.left must stay as they are with [privacy]: epsilon counts how often "
+            "each of these sites takes part; use another federation.out"
+        )
     if folder is None:
         folder = create_folder(training, path, {"training": training_id, "sites": descriptions})
     with folder.locked():

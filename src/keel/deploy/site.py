@@ -116,14 +116,14 @@ class Site:
     def _clips(self) -> bool:
         return self.policy is not None and self.policy.clip_norm is not None
 
-    @property
+    @cached_property
     def local(self) -> LocalTraining:
         """The local training of the spec, with the clipping and the noise of the site's policy."""
         local, privacy = local_training(self.spec, self.task), self.spec.privacy
         if privacy is not None:
             if privacy.noise is None:
                 raise KeelError("privacy.noise of the request must be set: a site does not derive it")
-            local = with_client_part(local, privacy, privacy.noise, gaussian)
+            local = with_client_part(local, privacy, privacy.noise, self.task, gaussian)
         if self.policy is None or self.policy.clip_norm is None:
             return local
         protection = SiteProtection(self.policy.clip_norm, self.policy.noise)

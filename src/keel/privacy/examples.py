@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from keel.core.flat_model import FlatModel, Loss
-from keel.core.losses import batched_loss
 from keel.core.mechanisms import Sender
 from keel.privacy.clipping import Draw, keyed_noise
+from keel.privacy.layers import layer_by_layer, whole_model
+
+STORED = 1 << 26
+"""Elements of gradients that are computed together, unless the number of examples is given."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class PrivateGradient:
 
     Args:
         batch: The expected number of examples of a minibatch, which is the denominator.
-        chunk: Examples whose gradients are computed together; None for all.
+        chunk: Examples whose gradients are computed together; by default as many as fit in 256 MB.
+        layered: Whether the gradients are computed layer by layer, which takes a fraction of the time.
         secret: Draws the noise, as in `ClipReport`. The minibatches are then secret as well: the bound of a Poisson
             sample does not hold against a server that can repeat it.
     """
@@ -32,6 +35,7 @@ class PrivateGradient:
     noise: float
     batch: int
     chunk: int | None = None
+    layered: bool = False
     secret: Draw | None = None
 
     def minibatches(self, examples: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -48,26 +52,21 @@ class PrivateGradient:
         Args:
             number: Distinguishes the gradients of a round.
         """
-        total, mean_loss = torch.zeros_like(point), point.new_zeros(())
-        if len(targets):
-            losses, gradients = self._of_examples(model, loss, point, inputs, targets)
-            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            finite = torch.where(torch.isfinite(norms), gradients, 0.0)
-            total, mean_loss = (finite * (self.clip / norms).clamp(max=1.0).nan_to_num(0.0)).sum(0), losses.mean()
+        of_examples = layer_by_layer if self.layered else whole_model
+        total, sum_of_losses, count = torch.zeros_like(point), point.new_zeros(()), len(targets)
+        size = self.chunk or max(1, STORED // point.numel())
+        for some, of_them in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            if not len(of_them):
+                continue
+            losses, gradients = of_examples(model, loss, point, some, of_them)
+            sum_of_losses += losses.sum()
+            total += gradients.weighted_sum(clipping_factors(gradients.norms, self.clip))
         if self.noise:
             draw = self.secret or keyed_noise(sender.rng(f"privacy gradient {number}"))
-            total = total + self.noise * self.clip * draw(total.cpu()).to(total.device)
-        return mean_loss.detach(), total / self.batch
+            total = total.add_(draw(total.cpu()).to(total.device), alpha=self.noise * self.clip)
+        return sum_of_losses / max(1, count), total.div_(self.batch)
 
-    def _of_examples(
-        self, model: FlatModel, loss: Loss, point: Tensor, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The loss and the gradient of each example."""
-        batched = batched_loss(loss)
 
-        def of_one(weights: Tensor, example: Tensor, target: Tensor) -> Tensor:
-            return batched(model.at(weights, example[None]), target[None])[0]
-
-        each = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different", chunk_size=self.chunk)
-        gradients, losses = each(point, inputs.contiguous(), targets)
-        return losses, gradients
+def clipping_factors(norms: Tensor, clip: float) -> Tensor:
+    """What scales gradients to a norm of at most `clip`; 0 for those that are not finite."""
+    return torch.where(torch.isfinite(norms), (clip / norms).clamp(max=1.0), 0.0)

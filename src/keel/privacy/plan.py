@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from keel.core.client import LocalTraining
+from keel.core.flat_model import FlatModel
 from keel.core.mechanisms import ServerMean
 from keel.core.observers import Observer, RoundEnd
 from keel.core.sampling import Sampler
+from keel.core.task import Task
 from keel.errors import KeelError
 from keel.privacy.accounting import Account, combined, noise_for, rounds_within
 from keel.privacy.central import AdaptiveClip, PrivateMean
 from keel.privacy.clipping import ClipReport, Draw
 from keel.privacy.examples import PrivateGradient
+from keel.privacy.layers import is_layered
 from keel.privacy.robust import RobustMean, geometric_median, median, trimmed_mean
 from keel.privacy.settings import SAMPLINGS, Mean, PrivacySpec
 
@@ -72,6 +75,15 @@ class PrivacyPlan:
             return self.settings.noise
         assert self.settings.epsilon is not None
         return noise_for(self.settings.epsilon, self._account, self.rounds)
+
+    def __str__(self) -> str:
+        """The mechanism, its noise, and epsilon at the end."""
+        rounds, settings = self.allowed_rounds, self.settings
+        after = f"{rounds} round{'s' * (rounds != 1)}"
+        return (
+            f"mechanism {settings.mechanism}, noise multiplier {self.noise:.4g}, epsilon "
+            f"{self.account.epsilon(rounds):.3g} at delta {settings.delta:g} after {after}"
+        )
 
     @cached_property
     def account(self) -> "Account | ExampleAccount":
@@ -183,7 +195,7 @@ class PrivacyObserver(Observer):
 
 
 def with_client_part(
-    local: LocalTraining, settings: PrivacySpec, noise: float, secret: Draw | None = None
+    local: LocalTraining, settings: PrivacySpec, noise: float, task: Task, secret: Draw | None = None
 ) -> LocalTraining:
     """The local training in which a client does its part for privacy.
 
@@ -192,7 +204,10 @@ def with_client_part(
     """
     if settings.mechanism == "example":
         config = local.config
-        gradients = PrivateGradient(settings.clip, noise, config.batch, config.microbatch, secret)
+        layered = task.data.is_local and is_layered(
+            FlatModel(task.module, task.moving, config.precision), task.loss, task.data.trial_minibatch(config.batch)
+        )
+        gradients = PrivateGradient(settings.clip, noise, config.batch, config.microbatch, layered, secret)
         return replace(local, gradients=gradients)
     if settings.quantile is not None:  # the server clips: it alone knows the norm of the round
         return local

@@ -209,6 +209,7 @@ class Comparison:
             "rounds_to_target_seeds": method.reaches_by_seed(target) if target is not None else None,
             "bytes_to_target": spent.bytes if spent else None,
             "seconds_to_target": spent.seconds if spent else None,
+            "bytes_total": method.total.bytes,
             "rounds_saved": saving(spent.rounds, reference.rounds) if spent and reference else None,
             "bytes_saved": saving(spent.bytes, reference.bytes) if spent and reference else None,
         }

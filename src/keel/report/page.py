@@ -242,6 +242,7 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, Any]]:
         (size(row["bytes_to_target"]), row["bytes_to_target"]),
         (change(row["bytes_saved"]), row["bytes_saved"]),
         ("-" if seconds is None else duration(seconds), seconds),
+        (size(row["bytes_total"]), row["bytes_total"]),
     ]
 
 

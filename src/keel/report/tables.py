@@ -49,7 +49,7 @@ TARGET_COLUMNS = ["rounds", "Δ rounds", "bytes", "Δ bytes"]
 COST_COLUMNS = ["method", "share of rounds", "bytes", "Δ bytes", "time", "Δ time"]
 CLIENT_COLUMNS = ["method", "mean", "standard deviation", "worst decile", "best decile", "clients", "examples"]
 
-PRIVACY_COLUMNS = ["method", "epsilon", "delta"]
+PRIVACY_COLUMNS = ["method", "mechanism", "sampler", "noise multiplier", "epsilon", "delta"]
 
 
 Places = dict[tuple[int, int], int]
@@ -129,14 +129,18 @@ def privacy_losses(comparison: Comparison) -> list[Sheet]:
 def privacy_sheet(methods: list[Method], labels: list[str]) -> Sheet | None:
     """Return epsilon after the last round, the largest of a method's seeds; None if none was recorded."""
     rows = [[label, *_privacy_cells(method)] for label, method in zip(labels, methods, strict=True)]
-    return Sheet("", PRIVACY_COLUMNS, rows, {}) if any(row[1] != "-" for row in rows) else None
+    return Sheet("", PRIVACY_COLUMNS, rows, {}) if any(row[-2] != "-" for row in rows) else None
 
 
 def _privacy_cells(method: Method) -> list[str]:
     columns = [run.history.columns[EPSILON] for run in method.runs if EPSILON in run.history.columns]
-    delta = (method.table.get("privacy") or {}).get("delta")
     spent = f"{max(np.nanmax(column) for column in columns):.3g}" if columns else "-"
-    return [spent, "-" if delta is None else f"{delta:g}"]
+    if (privacy := method.table.get("privacy")) is None:
+        return ["-", "-", "-", spent, "-"]
+    summaries = [run.summary for run in method.runs if run.summary is not None]
+    noise = next((each["noise_multiplier"] for each in summaries if "noise_multiplier" in each), privacy.get("noise"))
+    multiplier = "-" if noise is None else f"{noise:.4g}"
+    return [privacy["mechanism"], method.table["participation"]["sampler"], multiplier, spent, f"{privacy['delta']:g}"]
 
 
 def _client_cells(method: Method) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from keel import engines, registry
-from keel.algorithms import gradients_per_step
+from keel.algorithms import gradients_per_step, messages_of
 from keel.config.schema import CUSTOM, EngineSpec, LocalSpec, ServerSpec, Spec
 from keel.core.availability import Availability, Diurnal
 from keel.core.choices import Layout
@@ -29,6 +29,7 @@ from keel.core.schedules import LearningRate
 from keel.core.selection import KeepBest
 from keel.core.stopping import StopRules
 from keel.core.task import Task
+from keel.core.torch_randomness import keyed_torch_rng
 from keel.core.transforms import ChannelsLast
 from keel.data import catalog
 from keel.data.partition import partition_dataset
@@ -98,7 +99,7 @@ def build(
         local = local_training(spec, task, optimizer)
         workload = Workload(
             task,
-            local if privacy is None else with_client_part(local, privacy.settings, privacy.noise),
+            local if privacy is None else with_client_part(local, privacy.settings, privacy.noise, task),
             spec.model.buffers == "local",
             spec.engine.compile,
             device,
@@ -129,6 +130,8 @@ def privacy_plan(spec: Spec, task: Task, sampler: Sampler) -> PrivacyPlan | None
             f"privacy.mechanism = 'example' requires a model that does not mix examples (training changes the buffer "
             f"{task.moving[0]}); set model.buffers = 'group_norm'"
         )
+    if spec.privacy.mechanism != "example":
+        _check_clippable(spec, task)
     plan = PrivacyPlan(
         spec.privacy,
         sampler,
@@ -150,6 +153,19 @@ def privacy_plan(spec: Spec, task: Task, sampler: Sampler) -> PrivacyPlan | None
     if plan.allowed_rounds < spec.rounds:
         log.info("the privacy budget allows %d of %d rounds", plan.allowed_rounds, spec.rounds)
     return plan
+
+
+def _check_clippable(spec: Spec, task: Task) -> None:
+    """Raise a KeelError if a report has integers, which have no norm and cannot be noised."""
+    model = FlatModel(task.module)
+    with keyed_torch_rng(spec.seed, "trial"):
+        report = messages_of(spec.algorithm, torch.zeros_like(model.weights), model.sizes)[1][-1]
+    for name, value in report.items():
+        if not value.is_floating_point():
+            raise KeelError(
+                f"privacy.mechanism does not support {type(spec.algorithm).__name__}: {name!r} of its report has the "
+                f"type {value.dtype}, which cannot be clipped; send floating-point tensors, or set unclippable"
+            )
 
 
 def _server_mean(spec: Spec, privacy: PrivacyPlan | None, secret: Draw | None) -> ServerMean | None:

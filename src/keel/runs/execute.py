@@ -125,6 +125,7 @@ def summarize(
         "model_sha256": fingerprint(state.server["theta"], state.buffers),
     }
     if training.privacy is not None:
+        summary["noise_multiplier"] = training.privacy.noise
         summary["epsilon"] = records[-1].get("epsilon") if records else 0.0
     return summary
 

@@ -59,10 +59,21 @@ def _training_rows(folder: RunFolder, round: int) -> dict[str, str]:
     return {
         **rows,
         "method": method,
-        "rounds": f"{round} of {table['rounds']}, seed {table['seed']}",
+        **_privacy_rows(table, round, records),
         "bytes sent": f"{size(down + up)} ({size(down)} down, {size(up)} up)",
         **_metric_rows(folder, records),
     }
+
+
+def _privacy_rows(table: Mapping[str, Any], round: int, records: list[Record]) -> dict[str, str]:
+    """The rounds, and the privacy of the model. Whoever knows the seed of a private run can subtract its noise."""
+    rounds, privacy = f"{round} of {table['rounds']}", table.get("privacy")
+    if privacy is None:
+        return {"rounds": f"{rounds}, seed {table['seed']}"}
+    epsilon = records[-1].get("epsilon") if records else 0.0
+    spent = "not private" if epsilon is None else f"epsilon {epsilon:.3g} at delta {privacy['delta']:g}"
+    how = f"mechanism {privacy['mechanism']}, sampler {table['participation']['sampler']}"
+    return {"rounds": rounds, "privacy": f"{spent} ({how})"}
 
 
 def _metric_rows(folder: RunFolder, records: list[Record]) -> dict[str, str]:

@@ -33,6 +33,8 @@ class RoundProgress(TypedDict, total=False):
     maximize: bool
     value: float
     """The primary metric; missing unless the round was evaluated."""
+    epsilon: float
+    """With `[privacy]`: epsilon after the round."""
 
 
 ProgressCallback = Callable[[int, RoundProgress], None]
@@ -61,6 +63,8 @@ def progress_of(record: Record, primary: PrimaryMetric) -> RoundProgress:
             progress[key] = record[key]
     if isinstance(value := record.get(primary.name), int | float):
         progress["value"] = value
+    if (epsilon := record.get("epsilon")) is not None:
+        progress["epsilon"] = epsilon
     return progress
 
 
@@ -112,6 +116,8 @@ class _Totals:
         self.bytes = dict.fromkeys(labels, 0)
         self.quality = dict.fromkeys(labels, "")
         self.diverged = dict.fromkeys(labels, 0)
+        self.epsilon = dict.fromkeys(labels, 0.0)
+        """The largest of the runs of a label."""
 
     def __call__(self, number: int, progress: RoundProgress) -> None:
         label = self.labels[number]
@@ -123,9 +129,11 @@ class _Totals:
         if "value" in progress:
             run = f" ({self.names[number]})" if self.names[number] != label else ""
             self.quality[label] = f"{_quality(progress)}{run}"
+        self.epsilon[label] = max(self.epsilon[label], progress.get("epsilon", 0.0))
         done = sum(d for d, other in zip(self.done, self.labels, strict=True) if other == label)
         failed = f"{self.diverged[label]} diverged" if self.diverged[label] else ""
-        state = "  ".join(part for part in (size(self.bytes[label]), failed, self.quality[label]) if part)
+        private = f"epsilon {self.epsilon[label]:.3g}" if self.epsilon[label] else ""
+        state = "  ".join(part for part in (size(self.bytes[label]), failed, private, self.quality[label]) if part)
         self.show(label, done, state)
 
 

@@ -50,6 +50,8 @@ class Footprint:
     """The server state."""
     engine: str = ""
     """The engine that computes it, and why it trains one client at a time, if `auto` decided that."""
+    privacy: str = ""
+    """The noise and the epsilon of a private run."""
 
     def __str__(self) -> str:
         each = f"with {size(self.client_state)} of state"
@@ -64,6 +66,10 @@ def _engine_text(training: Training) -> str:
     engine = training.loop.engine
     reason = getattr(engine, "reason", "")  # a user's engine need not have one
     return f"{engine.name}, because {reason}" if reason else engine.name
+
+
+def _privacy_text(training: Training) -> str:
+    return "" if training.privacy is None else str(training.privacy)
 
 
 def footprint_of(training: Training) -> Footprint:
@@ -84,7 +90,9 @@ def footprint_of(training: Training) -> Footprint:
     ram += _held_reports(training)
     if stored:
         disk, ram = disk + SAVED_INDEX * clients, ram + CLIENT_INDEX * clients
-    return Footprint(disk, ram, clients if stored else 0, stored, server, _engine_text(training))
+    return Footprint(
+        disk, ram, clients if stored else 0, stored, server, _engine_text(training), _privacy_text(training)
+    )
 
 
 def check_footprint(training: Training, path: Path) -> Footprint:

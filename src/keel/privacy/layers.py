@@ -1,0 +1,248 @@
+"""Gradients of single examples, layer by layer, from one forward and one backward pass over a minibatch.
+
+Z. Bu, Y.-X. Wang, S. Zha, G. Karypis. Differentially Private Optimization on Large Model at Small Cost. ICML 2023.
+
+The gradient of an example in a layer follows from the layer's input and the gradient of its output. In a linear layer
+its norm is the product of their norms, and a weighted sum over the examples is one product of matrices.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad_and_value, vjp, vmap
+from torch.nn.grad import conv2d_weight
+
+from keel.core.devices import single_thread
+from keel.core.examples import Examples
+from keel.core.flat_model import FlatModel, Loss
+from keel.core.losses import batched_loss
+from keel.core.torch_randomness import keyed_torch_rng
+
+log = logging.getLogger(__name__)
+
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+TRIED = 16
+"""Examples on which the layers' gradients are compared with those of the whole model."""
+TOLERANCE = 1e-3
+"""The relative difference at which they are equal."""
+
+
+class ExampleGradients(Protocol):
+    """The gradients of the examples of a minibatch."""
+
+    @property
+    def norms(self) -> Tensor:
+        """The norm of each example's gradient."""
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """The sum of the gradients, each times its factor. A gradient with factor 0 is left out."""
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Gradients of the whole model, one row per example."""
+
+    rows: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self.rows, dim=1)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return (torch.where(factors[:, None] > 0, self.rows, 0.0) * factors[:, None]).sum(0)
+
+
+def whole_model(
+    model: FlatModel, loss: Loss, point: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, ExampleGradients]:
+    """The losses of the examples and their gradients, by vectorising over the examples."""
+    batched = batched_loss(loss)
+
+    def of_one(weights: Tensor, example: Tensor, target: Tensor) -> Tensor:
+        return batched(model.at(weights, example[None]), target[None])[0]
+
+    each = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = each(point, inputs.contiguous(), targets)
+    return losses, Stacked(gradients)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer with one row per example: an example's gradient is an outer product."""
+
+    inputs: Tensor
+    outputs: Tensor
+    """The gradients of the layer's outputs."""
+    bias: bool
+
+    @property
+    def squares(self) -> Tensor:
+        of_inputs = self.inputs.double().square().sum(1) + self.bias
+        return of_inputs * self.outputs.double().square().sum(1)
+
+    def weighted_sums(self, factors: Tensor) -> list[Tensor]:
+        chosen = factors > 0
+        outputs = self.outputs[chosen] * factors[chosen, None]
+        return [outputs.T @ self.inputs[chosen], *([outputs.sum(0)] if self.bias else [])]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Any layer: the gradients of its parameters, each with one row per example."""
+
+    gradients: list[Tensor]
+
+    @property
+    def squares(self) -> Tensor:
+        norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in self.gradients]
+        return torch.stack(norms).double().square().sum(0)
+
+    def weighted_sums(self, factors: Tensor) -> list[Tensor]:
+        chosen = factors > 0
+        if not chosen.all():
+            return Stored([g[chosen] for g in self.gradients]).weighted_sums(factors[chosen])
+        return [factors @ g.flatten(1) for g in self.gradients]
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Gradients by layer; the layers have the order of the flat model."""
+
+    layers: list[Linear | Stored]
+
+    @property
+    def norms(self) -> Tensor:
+        return torch.stack([layer.squares for layer in self.layers]).sum(0).sqrt().float()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for layer in self.layers for part in layer.weighted_sums(factors)])
+
+
+class NotLayered(Exception):
+    """The model's gradients cannot be computed layer by layer."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a layer: its input, and the place of its output in the graph of the backward pass."""
+
+    layer: nn.Module
+    inputs: Tensor
+    output: GradientEdge
+
+
+def layer_by_layer(
+    model: FlatModel, loss: Loss, point: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, ExampleGradients]:
+    """The losses of the examples and their gradients, for a model that `is_layered` accepts."""
+    layers = _layers(model)
+    if inputs.is_floating_point():
+        inputs = inputs.detach().requires_grad_()  # so that the first layer's output is in the graph
+    with torch.enable_grad(), _recorded([layer for layer, _ in layers]) as calls:
+        losses = loss(model.at(point.detach(), inputs), targets)
+        found = {id(call.layer): call for call in calls}
+        if not len(found) == len(calls) == len(layers):
+            raise NotLayered("a layer is not called exactly once")
+        ordered = [found[id(layer)] for layer, _ in layers]
+        gradients = torch.autograd.grad(losses.sum(), [call.output for call in ordered])
+    weights, parts = model.unflatten(point.detach()), list[Linear | Stored]()
+    for call, (layer, names), outputs in zip(ordered, layers, gradients, strict=True):
+        own = {name.rpartition(".")[2]: weights[name] for name in names}
+        parts.append(_of_layer(layer, own, call.inputs.detach(), outputs))
+    return losses.detach(), Layered(parts)
+
+
+def is_layered(model: FlatModel, loss: Loss, minibatch: Examples) -> bool:
+    """Whether the layers' gradients are those of the whole model, which sees one example at a time.
+
+    They are not if a layer is called twice, if a parameter belongs to no layer or to two, or if the model or the loss
+    computes something from several examples.
+    """
+    if len(minibatch) < 2:
+        return False
+    model = model.copy()  # the user's module may count its calls
+    inputs, targets = (part[:TRIED].to(model.weights.device) for part in (minibatch.inputs, minibatch.targets))
+    for layer in model.module.modules():
+        if isinstance(layer, DROPOUT):
+            layer.eval()
+    try:
+        with single_thread(), keyed_torch_rng(0, "layers"):
+            by_layer, whole = (of(model, loss, model.weights, inputs, targets) for of in (layer_by_layer, whole_model))
+            factors = torch.rand(len(targets)) + 0.5
+            sums = [gradients.weighted_sum(factors) for _, gradients in (by_layer, whole)]
+            pairs = [(by_layer[0], whole[0]), (by_layer[1].norms, whole[1].norms), tuple(sums)]
+            return all(float((a - b).norm()) <= TOLERANCE * float(b.norm()) for a, b in pairs)
+    except Exception as error:  # whatever the user's model raises here, the whole model decides whether it is an error
+        log.debug("the gradients of examples are not computed layer by layer: %s", error)
+        return False
+
+
+def _layers(model: FlatModel) -> list[tuple[nn.Module, list[str]]]:
+    """The layers with trainable parameters, and the names of these, in the order of the flat model."""
+    layers = []
+    for path, layer in model.module.named_modules():
+        names = [name for name, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
+        if names and any(layer.children()):
+            raise NotLayered(f"{type(layer).__name__} has parameters and layers")
+        if names:
+            layers.append((layer, [f"{path}.{name}" if path else name for name in names]))
+    if [name for _, names in layers for name in names] != model.names:
+        raise NotLayered("a parameter belongs to two layers")
+    return layers
+
+
+@contextmanager
+def _recorded(layers: list[nn.Module]) -> Iterator[list[Call]]:
+    """Record the calls of these layers."""
+    calls: list[Call] = []
+
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if len(inputs) != 1 or not isinstance(output, Tensor):
+            raise NotLayered(f"{type(layer).__name__} does not map a tensor to a tensor")
+        if not output.requires_grad:  # of a layer with integer inputs
+            output.requires_grad_()
+        calls.append(Call(layer, inputs[0], get_gradient_edge(output)))
+
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _of_layer(layer: nn.Module, weights: dict[str, Tensor], inputs: Tensor, outputs: Tensor) -> Linear | Stored:
+    """The gradients of a layer's parameters for each example, from its inputs and the gradients of its outputs."""
+    complete = len(weights) == 1 + (getattr(layer, "bias", None) is not None)
+    if isinstance(layer, nn.Linear) and complete:
+        inputs, outputs = inputs.float(), outputs.float()
+        if inputs.dim() == 2:
+            return Linear(inputs, outputs, "bias" in weights)
+        inputs, outputs = inputs.flatten(1, -2), outputs.flatten(1, -2)
+        return Stored([outputs.mT @ inputs, *([outputs.sum(1)] if "bias" in weights else [])])
+    if isinstance(layer, nn.Conv2d) and complete and layer.padding_mode == "zeros" and type(layer.padding) is tuple:
+        return Stored(_of_convolution(layer, inputs.float(), outputs.float(), "bias" in weights))
+
+    def of_one(example: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        backward = vjp(lambda own: functional_call(layer, own, (example[None],)), weights)[1]
+        return backward(gradient[None])[0]
+
+    gradients = vmap(of_one)(inputs, outputs)
+    return Stored([gradients[name] for name in weights])
+
+
+def _of_convolution(layer: nn.Conv2d, inputs: Tensor, outputs: Tensor, bias: bool) -> list[Tensor]:
+    """One convolution per example: faster than a grouped one, and than products with unfolded images."""
+    weight = inputs.new_empty(len(inputs), *layer.weight.shape)
+    inputs, outputs = inputs.contiguous(), outputs.contiguous()
+    settings = layer.stride, layer.padding, layer.dilation, layer.groups
+    for row in range(len(inputs)):
+        one = slice(row, row + 1)
+        weight[row] = conv2d_weight(inputs[one], layer.weight.shape, outputs[one], *settings)  # type: ignore[no-untyped-call]
+    return [weight, *([outputs.sum((2, 3))] if bias else [])]

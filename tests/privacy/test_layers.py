@@ -1,0 +1,253 @@
+"""Gradients layer by layer are those of the whole model, or the model is not computed layer by layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from keel.config.defaults import make_spec
+from keel.core.examples import Examples
+from keel.core.flat_model import FlatModel
+from keel.core.losses import per_example_cross_entropy
+from keel.core.mechanisms import Sender
+from keel.models import build as build_model
+from keel.models.normalisation import group_norm
+from keel.privacy.examples import PrivateGradient
+from keel.privacy.layers import Linear, is_layered, layer_by_layer, whole_model
+from keel.runs.build import build, make_task
+
+EXAMPLES = 6
+
+
+class Residual(nn.Module):
+    """In-place activations and a residual connection, as in ResNets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.second, self.head = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x), inplace=True)
+        x = F.relu(self.norm(x) + self.second(x), inplace=True)
+        return self.head(x.mean((2, 3)))
+
+
+class Positions(nn.Module):
+    """A linear layer that is applied at each position of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(self.norm(self.embedding(x)))).mean(1))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(torch.relu(self.inner(x))))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.again, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+        self.again.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.again(torch.relu(self.inner(x))))
+
+
+class OwnParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.head = nn.Parameter(torch.ones(6)), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.shift)
+
+
+class PassesBy(nn.Module):
+    """The weight is used a second time, which no call of the layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x) + x @ self.inner.weight.T)
+
+
+class Centred(nn.Module):
+    """Each output depends on all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return self.head(torch.tanh(x - x.mean(0)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x[:, None])[0][:, -1])
+
+
+def images() -> Tensor:
+    return torch.randn(EXAMPLES, 3, 8, 8)
+
+
+def vectors() -> Tensor:
+    return torch.randn(EXAMPLES, 6)
+
+
+LAYERED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "residual": (Residual, images),
+    "positions": (Positions, lambda: torch.randint(0, 7, (EXAMPLES, 3))),
+    "lenet": (lambda: build_model("lenet", (3, 20, 20), 5, {}), lambda: torch.randn(EXAMPLES, 3, 20, 20)),
+    "resnet": (
+        lambda: group_norm(build_model("resnet20", (3, 16, 16), 5, {})),
+        lambda: torch.randn(EXAMPLES, 3, 16, 16),
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 5)), vectors),
+    "strides": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3, 2, 1, groups=3, padding_mode="reflect"), nn.Flatten(), nn.Linear(96, 5)
+        ),
+        images,
+    ),
+    "frozen bias": (lambda: frozen(nn.Linear(6, 5), "bias"), vectors),
+}
+NOT_LAYERED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "twice": (Twice, vectors),
+    "tied": (Tied, vectors),
+    "own parameter": (OwnParameter, vectors),
+    "passes by": (PassesBy, vectors),
+    "centred": (Centred, vectors),
+    "recurrent": (Recurrent, vectors),
+    "functional dropout": (lambda: nn.Sequential(nn.Linear(6, 9), FunctionalDropout(), nn.Linear(9, 5)), vectors),
+}
+
+
+class FunctionalDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5)
+
+
+def frozen(layer: nn.Module, name: str) -> nn.Module:
+    layer.get_parameter(name).requires_grad_(False)
+    return layer
+
+
+def problem(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> tuple[FlatModel, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return FlatModel(make()), inputs(), torch.arange(EXAMPLES) % 5
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_gradients_by_layer_are_those_of_the_whole_model(name: str) -> None:
+    model, inputs, targets = problem(*LAYERED[name])
+    assert is_layered(model, per_example_cross_entropy, Examples(inputs, targets))
+    if name == "dropout":
+        return  # its masks differ
+    point = model.weights + 0.01 * torch.randn_like(model.weights)  # not the weights that the module has
+    factors = torch.rand(EXAMPLES)
+    losses, by_layer = layer_by_layer(model, per_example_cross_entropy, point, inputs, targets)
+    expected, whole = whole_model(model, per_example_cross_entropy, point, inputs, targets)
+    assert torch.allclose(losses, expected, rtol=1e-4)
+    assert torch.allclose(by_layer.norms, whole.norms, rtol=1e-4)
+    assert torch.allclose(by_layer.weighted_sum(factors), whole.weighted_sum(factors), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NOT_LAYERED)
+def test_other_models_are_computed_as_a_whole(name: str) -> None:
+    model, inputs, targets = problem(*NOT_LAYERED[name])
+    assert not is_layered(model, per_example_cross_entropy, Examples(inputs, targets))
+
+
+def test_a_loss_that_mixes_examples_is_computed_for_each_alone() -> None:
+    def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+        return per_example_cross_entropy(outputs - outputs.mean(0), targets)
+
+    model, inputs, targets = problem(lambda: nn.Linear(6, 5), vectors)
+    assert not is_layered(model, contrastive, Examples(inputs, targets))
+    assert not is_layered(model, per_example_cross_entropy, Examples(inputs[:1], targets[:1]))  # cannot be seen in one
+
+
+@pytest.mark.parametrize("layered", [False, True])
+@pytest.mark.parametrize("name", ["residual", "positions", "lenet"])
+def test_no_example_changes_the_sum_by_more_than_the_clipping_norm(name: str, layered: bool) -> None:
+    """The adversarial pair at the level of examples: one with an enormous gradient, or a broken one, or none."""
+    model, inputs, targets = problem(*LAYERED[name])
+    mechanism = PrivateGradient(clip=0.3, noise=0.0, batch=1, layered=layered)
+
+    def total(inputs: Tensor, targets: Tensor) -> Tensor:
+        return mechanism.gradient(model, per_example_cross_entropy, model.weights, inputs, targets, Sender(0, 1, 2), 0)[
+            1
+        ]
+
+    without, changes = total(inputs[1:], targets[1:]), list[float]()
+    for scale in (1.0, 1e6, 1e30, float("nan")):
+        changed = inputs.clone()
+        if inputs.is_floating_point():
+            changed[0] *= scale
+        changes.append(float((total(changed, targets) - without).norm()))
+    assert max(changes) == pytest.approx(0.3, rel=1e-4)
+    assert changes[-1] < 1e-6 or not inputs.is_floating_point()  # the gradient is not finite
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_of_a_linear_layer() -> None:
+    inputs, outputs = torch.ones(3, 2), torch.ones(3, 4)
+    inputs[1], outputs[1] = float("inf"), float("nan")
+    weight, bias = Linear(inputs, outputs, bias=True).weighted_sums(torch.tensor([0.5, 0.0, 1.0]))
+    assert torch.equal(weight, torch.full((4, 2), 1.5))
+    assert torch.equal(bias, torch.full((4,), 1.5))
+
+
+def test_the_norm_of_a_linear_layer_does_not_underflow() -> None:
+    """A large input and a tiny gradient: the square of either is outside the range of float32."""
+    layer = Linear(torch.full((1, 1), 1e20), torch.full((1, 1), 1e-25), bias=False)
+    assert float(layer.squares) == pytest.approx(1e-10, rel=1e-4)
+
+
+def run(engine: str, model: dict[str, Any]) -> tuple[Tensor, bool]:
+    spec = make_spec(
+        {
+            "rounds": 2,
+            "algorithm": {"name": "ghbm"},
+            "data": {"clients": 20},
+            "model": model,
+            "participation": {"rate": 0.2},
+            "local": {"steps": 3},
+            "evaluation": {"every": 10, "last": 1},
+            "engine": {"name": engine, "workers": 2},
+            "privacy": {"mechanism": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-5},
+        }
+    )
+    loop = build(spec, make_task(spec)).loop
+    state = loop.start()
+    loop.run(state)
+    gradients: Any = loop.local.gradients
+    return state.server["theta"], gradients.layered
+
+
+def test_a_run_computes_layer_by_layer_with_equal_bits_in_all_engines() -> None:
+    (serial, layered), (pool, also) = (run(engine, {"name": "mlp", "hidden": [8]}) for engine in ("serial", "pool"))
+    assert layered
+    assert also
+    assert torch.equal(serial, pool)
