@@ -95,7 +95,7 @@ def title(text: str) -> str:
 def sentence(text: str) -> str:
     """Return the first sentence of a page below its title, without markup."""
     body = text[TITLE.search(text).end() :]  # type: ignore[union-attr]
-    paragraphs = [part for part in body.split("\n\n") if re.match(r"\s*[\w`\"*\[]", part)]
+    paragraphs = [part for part in body.split("\n\n") if re.match(r"\s*(?!\[!)[\w`\"*\[]", part)]  # no badges
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join((paragraphs or [""])[0].split()))
     first = re.split(r"(?<=[.!?:])\s", plain, maxsplit=1)[0]
     return first if len(first) <= FIRST else first[: FIRST - 1].rsplit(" ", 1)[0] + " …"

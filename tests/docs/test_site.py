@@ -90,6 +90,7 @@ def test_every_page_is_in_the_plain_text(site: Path) -> None:
     pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
     listed = re.findall(r"^- \[.+\]\((.+)\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
     assert sorted(listed) == pages
+    assert "- [Keel](index.md): Federated learning that does not drift.\n" in (site / "llms.txt").read_text()
     full = (site / "llms-full.txt").read_text()
     assert [page for page in pages if f"<!-- {page} -->\n\n# " not in full] == []
     assert [page for page in pages if not (site / page).is_file()] == []
