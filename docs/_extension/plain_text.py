@@ -1,12 +1,15 @@
 """The site as plain text, for coding assistants and for reading without a browser.
 
 llms.txt lists the pages with a sentence on each, llms-full.txt contains all of them, and NAME.md is the Markdown of
-NAME.html.
+NAME.html. Their links lead to such files, and to the pictures and downloads of the site.
 """
 
 import re
 from pathlib import Path
+from posixpath import dirname, normpath, relpath
 from typing import Any
+
+from _extension import links
 
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 FIRST = 160
@@ -35,12 +38,38 @@ def write(app: Any, exception: Exception | None) -> None:
         return
     out = Path(app.outdir)
     pages = {name: app.env.keel_pages[name] for name in _order(app.env)}
+    files = _files(app.env)
     for name, text in pages.items():
-        (out / f"{name}.md").write_text(text, encoding="utf-8")
+        (out / f"{name}.md").write_text(relinked(text, dirname(name), dirname(name), files), encoding="utf-8")
     entries = [f"- [{title(text)}]({name}.md): {sentence(text)}" for name, text in pages.items()]
     (out / "llms.txt").write_text("\n".join([INTRODUCTION, "## Pages", "", *entries, ""]), encoding="utf-8")
-    texts = [f"<!-- {name}.md -->\n\n{text.strip()}\n" for name, text in pages.items()]
+    texts = [
+        f"<!-- {name}.md -->\n\n{relinked(text, dirname(name), '', files).strip()}\n" for name, text in pages.items()
+    ]
     (out / "llms-full.txt").write_text("\n\n".join([INTRODUCTION, *texts]), encoding="utf-8")
+
+
+def relinked(text: str, folder: str, new: str, files: dict[str, str]) -> str:
+    """Return a text in another folder of the site, with links to the same targets.
+
+    Args:
+        text: The Markdown of a page.
+        folder: The folder of the page, relative to docs/.
+        new: The folder that the text is written to, relative to the site.
+        files: Where the site has the files that are not pages, by their path relative to docs/.
+    """
+
+    def target(link: re.Match[str]) -> str:
+        path = normpath(f"{folder or '.'}/{link[1]}")
+        return relpath(files.get(path, path), new or ".") + (link[2] or "")
+
+    return links.outside_code(text, lambda prose: links.LINK.sub(target, prose))
+
+
+def _files(env: Any) -> dict[str, str]:
+    """Return where Sphinx writes pictures and downloads, by their path relative to docs/."""
+    pictures = {path: f"_images/{name}" for path, (_, name) in env.images.items()}
+    return pictures | {normpath(path): f"_downloads/{name}" for path, (_, name) in env.dlfiles.items()}
 
 
 def _order(env: Any) -> list[str]:
@@ -66,7 +95,7 @@ def title(text: str) -> str:
 def sentence(text: str) -> str:
     """Return the first sentence of a page below its title, without markup."""
     body = text[TITLE.search(text).end() :]  # type: ignore[union-attr]
-    paragraphs = [part for part in body.split("\n\n") if re.match(r"\s*[\w`\"*\[]", part)]
+    paragraphs = [part for part in body.split("\n\n") if re.match(r"\s*(?!\[!)[\w`\"*\[]", part)]  # no badges
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join((paragraphs or [""])[0].split()))
     first = re.split(r"(?<=[.!?:])\s", plain, maxsplit=1)[0]
     return first if len(first) <= FIRST else first[: FIRST - 1].rsplit(" ", 1)[0] + " …"

@@ -253,3 +253,14 @@ def test_overrides_are_toml_values_or_text() -> None:
 def test_an_invalid_override_is_refused(assignment: str) -> None:
     with pytest.raises(KeelError, match="--set"):
         override({"seed": 1}, [assignment])
+
+
+@pytest.mark.parametrize("value", ['["f1", "auroc"]', "f1,auroc", "f1, auroc"])
+def test_metrics_on_the_command_line_have_commas_between(value: str) -> None:
+    spec = make_spec(override({}, [f"evaluation.metrics={value}"]))
+    assert spec.evaluation.metrics == ["f1", "auroc"]
+
+
+def test_an_empty_name_of_a_metric_is_an_error() -> None:
+    with pytest.raises(KeelError, match=r"evaluation\.metrics"):
+        make_spec({"evaluation": {"metrics": "f1,"}})

@@ -66,6 +66,22 @@ def test_every_example_of_the_gallery_is_shown_with_what_it_has_learned(site: Pa
         assert max(results) > 0.6, name
 
 
+def test_the_example_of_a_million_phones_announces_the_footprint_of_client_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_process: None
+) -> None:
+    """The site runs it with a million phones; here with 2,000, of which half are for testing."""
+    monkeypatch.chdir(tmp_path)
+    code = (ROOT / "examples/gallery/million_phones.py").read_text()
+    for whole, small in (("PHONES, COHORT = 1_000_000", "PHONES, COHORT = 2_000"), ('"rounds": 100', '"rounds": 10')):
+        assert whole in code
+        code = code.replace(whole, small)
+    exec(compile(code, "million_phones.py", "exec"), {"__name__": "__main__"})  # noqa: S102
+    announced = {line.partition(":")[0]: line for line in capsys.readouterr().out.splitlines() if ": up to" in line}
+    assert list(announced) == ["FedAvg", "GHBM", "FedHBM"]
+    assert "100 clients with 7.0 kB of state each" in announced["FedHBM"]
+    assert "of state" not in announced["FedAvg"] + announced["GHBM"]
+
+
 def test_the_examples_are_short() -> None:
     assert [path.name for path in GALLERY if len(path.read_text().splitlines()) > 30] == []
 
@@ -74,9 +90,23 @@ def test_every_page_is_in_the_plain_text(site: Path) -> None:
     pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
     listed = re.findall(r"^- \[.+\]\((.+)\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
     assert sorted(listed) == pages
+    assert "- [Keel](index.md): Federated learning that does not drift.\n" in (site / "llms.txt").read_text()
     full = (site / "llms-full.txt").read_text()
     assert [page for page in pages if f"<!-- {page} -->\n\n# " not in full] == []
     assert [page for page in pages if not (site / page).is_file()] == []
+
+
+def test_the_links_of_the_plain_text_have_targets(site: Path, links: ModuleType) -> None:
+    targets: list[tuple[Path, str]] = []
+
+    def collect(prose: str) -> str:
+        targets.extend((path, link[1]) for link in links.LINK.finditer(prose))
+        return prose
+
+    for path in [*site.rglob("*.md"), site / "llms.txt", site / "llms-full.txt"]:
+        links.outside_code(path.read_text(), collect)
+    assert len(targets) > 1000
+    assert [f"{path.name}: {target}" for path, target in targets if not (path.parent / target).is_file()] == []
 
 
 def test_the_commands_page_has_every_command(site: Path) -> None:

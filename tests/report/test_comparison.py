@@ -213,6 +213,23 @@ def test_the_difference_from_the_baseline_is_paired_over_common_seeds(tmp_path: 
     assert "accuracy_difference" not in rows["fedcm"], "one seed in common"
 
 
+def test_the_table_with_intervals_has_the_differences_from_the_baseline(tmp_path: Path) -> None:
+    finals = {"fedavg": [0.70, 0.72, 0.69], "fedhbm": [0.76, 0.78, 0.76], "ghbm": [0.75]}
+    for name, seeds in finals.items():
+        for seed, final in enumerate(seeds):
+            write_run(tmp_path / f"{name}-{seed}", [0.5, final], 10, final, seed=seed, **algorithm(name))
+    comparison = compare(find_runs([tmp_path]))
+    assert len(results(comparison)) == 1
+    _, sheet = results(comparison, interval=True)
+    half = 4.303 * np.std([0.06, 0.06, 0.07], ddof=1) / np.sqrt(3)
+    interval = f"{100 * (0.19 / 3 - half):+.1f} to {100 * (0.19 / 3 + half):+.1f}"
+    assert sheet.rows == [["FedHBM", "+6.3", interval, "3"]], "GHBM has one seed in common"
+    assert sheet.title == "Accuracy minus that of FedAvg, paired by seed, in percentage points"
+    assert "Differences: mean over common seeds" in explanation(comparison, interval=True)
+    assert "Differences" not in explanation(comparison)
+    assert "| FedHBM | +6.3 |" in comparison.to_markdown(interval=True)
+
+
 def test_the_confidence_interval_is_by_students_t(tmp_path: Path) -> None:
     finals = [0.81, 0.85, 0.79]
     for seed, final in enumerate(finals):

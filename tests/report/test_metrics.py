@@ -56,6 +56,15 @@ def of_clients(t: int) -> dict[str, Any]:
     return {"clients": {**statistics, "examples": 1234, "count": 20}}
 
 
+def test_differences_of_a_metric_that_is_no_fraction_are_in_its_unit(tmp_path: Path) -> None:
+    for name, finals in {"fedavg": [4.0, 5.0], "ghbm": [3.0, 4.5]}.items():
+        for seed, final in enumerate(finals):
+            write_metric_run(tmp_path / f"{name}-{seed}", np.full(30, final), seed=seed, **algorithm(name))
+    _, sheet = results(compare(find_runs([tmp_path])), interval=True)
+    assert sheet.title == "RMSE minus that of FedAvg, paired by seed"
+    assert sheet.rows == [["GHBM", "-0.75", "-3.927 to +2.427", "2"]]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs by a minimised metric, with numbers of an observer in every round and another metric in every second one."""

@@ -16,7 +16,7 @@ from keel.config.overrides import override
 from keel.report.comparison import Comparison, compare
 from keel.report.page import write_charts, write_report
 from keel.report.sections import sections
-from keel.report.tables import change, privacy_losses
+from keel.report.tables import change, differences, privacy_losses
 from keel.runs.finding import find_runs
 from keel.runs.folder import RunFolder
 from keel.runs.sealed import seal
@@ -285,6 +285,18 @@ def test_curves_can_be_smoothed_zoomed_and_shown_for_each_seed(
         page.set_checked(".zoom", zoomed)
         page.check(".log-y")
     assert drawn(page)["accuracy-over-rounds"] > 5
+
+
+def test_the_page_has_the_paired_differences_from_the_baseline(
+    opened: Callable[..., Any], comparison: Comparison
+) -> None:
+    [sheet] = differences(comparison)
+    page = opened(400)
+    shown = page.eval_on_selector_all(
+        f'[aria-label="{sheet.title}"] tbody tr', "rows => rows.map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert shown == sheet.rows
+    assert len(shown) == 2
 
 
 def test_the_privacy_loss_is_shown_where_it_was_recorded(tmp_path: Path) -> None:

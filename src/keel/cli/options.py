@@ -52,7 +52,11 @@ Target = Annotated[
     ),
 ]
 Interval = Annotated[
-    bool, typer.Option("--interval", help="Print 95 % confidence intervals instead of standard deviations.")
+    bool,
+    typer.Option(
+        "--interval",
+        help="Print 95 % confidence intervals instead of standard deviations, and differences from the baseline.",
+    ),
 ]
 Cost = Annotated[bool, typer.Option("--cost", help="Also print the cost of reaching the target.")]
 Engine = Annotated[str | None, typer.Option(help="engine.name: auto, serial, cohort, pool, ray or module:name.")]

@@ -226,8 +226,8 @@ class ParticipationSpec(_Table):
 
 
 def _as_list(value: Any) -> Any:
-    """A single name as a list."""
-    return [value] if isinstance(value, str) else value
+    """Names with commas between, as the command line has them, as a list."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class EvaluationSpec(_Table):

@@ -156,7 +156,8 @@ class Comparison:
         """Return the results table as Markdown, one table per setting, and the fields in which methods differ.
 
         Args:
-            interval: Show 95 % confidence intervals instead of standard deviations.
+            interval: Show 95 % confidence intervals instead of standard deviations, and the differences from the
+                baseline.
         """
         from keel.report import tables  # which imports this module
 
@@ -166,7 +167,8 @@ class Comparison:
         """Return the results table as LaTeX, which requires the package booktabs.
 
         Args:
-            interval: Show 95 % confidence intervals instead of standard deviations.
+            interval: Show 95 % confidence intervals instead of standard deviations, and the differences from the
+                baseline.
         """
         from keel.report import tables
 

@@ -24,6 +24,8 @@ def explanation(comparison: Comparison, interval: bool = False) -> str:
         text += " Over clients: the same average, mean over seeds."
     if any(method.other for method in comparison.methods):
         text += " Other metrics: the same average, mean ± standard deviation over seeds."
+    if interval and any(f"{row['metric']}_difference" in row for row in comparison.rows()):
+        text += " Differences: mean over common seeds; the intervals are not corrected for the number of methods."
     targets = {target for target in comparison.targets if target is not None}
     if not targets:
         return text

@@ -21,7 +21,7 @@ from keel.report.explanations import setting_notes
 from keel.report.label_distribution import heterogeneity
 from keel.report.picture import Deviation
 from keel.report.sections import SHOWN, Rows, Section, sections
-from keel.report.tables import change, client_sheet, final_text, other_sheet, privacy_sheet
+from keel.report.tables import change, client_sheet, difference_sheet, final_text, other_sheet, privacy_sheet
 from keel.runs.files import write_atomic
 from keel.units import duration, size
 
@@ -163,6 +163,7 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
     dashed = [" ".join(map(str, dash)) for dash in dashes(len(rows))]
     styles = zip(part.ranked, colours(len(rows)), dashed, strict=True)
     ranks = ranks_of([method.score for method in part.methods])
+    base = None if part.baseline is None else part.labels[part.baseline]
     return {
         "heading": part.setting.heading,
         "description": part.setting.description,
@@ -174,7 +175,8 @@ def _view(part: Section, rows: list[dict[str, Any]]) -> dict[str, Any]:
             (label, {1: "best", 2: "next"}.get(rank, "") if isfinite(method.score) else "", _cells(row))
             for label, method, rank, row in zip(part.labels, part.methods, ranks, rows, strict=True)
         ],
-        "base": None if part.baseline is None else part.labels[part.baseline],
+        "base": base,
+        "differences": None if base is None else difference_sheet(rows, part.labels, base),
         "metric": part.primary,
         "target": part.target,
         "target_text": part.primary.text(part.target),

@@ -69,7 +69,12 @@ class Sheet:
 
 
 def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
-    """Return a sheet for each setting: the primary metric, and rounds and bytes until the target."""
+    """Return a sheet for each setting: the primary metric, and rounds and bytes until the target.
+
+    Args:
+        comparison: What the sheets are about.
+        interval: Show confidence intervals instead of standard deviations, and the differences from the baseline.
+    """
     rows = [
         [
             final_text(row, "interval" if interval else "std"),
@@ -80,7 +85,40 @@ def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
         ]
         for row in comparison.rows()
     ]
-    return _sheets(comparison, lambda primary: ["method", primary.label, *TARGET_COLUMNS], rows, comparison.ranks())
+    sheets = _sheets(comparison, lambda primary: ["method", primary.label, *TARGET_COLUMNS], rows, comparison.ranks())
+    return [*sheets, *(differences(comparison) if interval else [])]
+
+
+def differences(comparison: Comparison) -> list[Sheet]:
+    """Return a sheet for each setting that has them: the differences from the baseline, paired over common seeds."""
+    rows, sheets = comparison.rows(), []
+    for setting in comparison.settings:
+        of_setting = [rows[index] for index in setting.indices]
+        methods = [comparison.methods[index] for index in setting.indices]
+        reference = comparison.baseline_of(methods[0])
+        names = [label for label, method in zip(setting.labels, methods, strict=True) if method is reference]
+        if names and (sheet := difference_sheet(of_setting, setting.labels, names[0])):
+            several = len(comparison.settings) > 1
+            sheets.append(replace(sheet, title=sheet.title + f", {setting.title}" * several))
+    return sheets
+
+
+def difference_sheet(rows: list[dict[str, Any]], labels: list[str], baseline: str) -> Sheet | None:
+    """Return the paired differences of these rows from the baseline; None without two seeds in common."""
+    primary = primary_metric(rows[0])
+    cells = []
+    for row, label in zip(rows, labels, strict=True):
+        if found := row.get(f"{primary.name}_difference"):
+            mean, low, high = (_signed(found[name], primary) for name in ("mean", "low", "high"))
+            cells.append([label, mean, f"{low} to {high}", str(found["seeds"])])
+    unit = ", in percentage points" if primary.is_fraction else ""
+    title = f"{primary.heading} minus that of {baseline}, paired by seed{unit}"
+    return Sheet(title, ["method", "mean", "95 % interval", "seeds"], cells, {}) if cells else None
+
+
+def _signed(value: float, primary: PrimaryMetric) -> str:
+    """Return a difference of two values of the metric; in percentage points for a fraction."""
+    return f"{100 * value:+.1f}" if primary.is_fraction else f"{value:+.4g}"
 
 
 def costs(comparison: Comparison) -> list[Sheet]:
