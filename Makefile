@@ -2,16 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-lowest docs browser nginx coverage lint canary flower audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
+.PHONY: demo test pytest test-lowest docs browser nginx coverage lint canary flower audit bench bench-quick bench-gpu guard faults grid experiment scarce reproduction clean
 
 demo: .venv/ready
 	$(BIN)/keel demo
 
-# Four processes on two cores, because many tests wait for other processes. They and those that they start share the
-# compiled modules in __pycache__, also where the environment asks Python not to write any.
+# The checks run next to the tests. Six processes on two cores, because many tests wait for other processes. They and those
+# that they start share the compiled modules in __pycache__, also where the environment asks Python not to write any.
 test: export PYTHONDONTWRITEBYTECODE =
-test: lint browser nginx
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+test: browser nginx
+	$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: .venv/dev
+	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # The report is tested in Chromium. As root on Debian it is installed; elsewhere, without it, those tests are skipped.
 browser:
