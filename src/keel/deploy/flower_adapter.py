@@ -168,7 +168,6 @@ def run_supernode(arguments: Sequence[str], check: BundleCheck) -> None:
         return _pull_checked(pull, start_client_internal._insert_message, check, parts)
 
     vars(start_client_internal)["_pull_and_store_message"] = checked_pull
-    log_with_timestamps()
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

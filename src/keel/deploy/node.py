@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message
 
 from keel.deploy.approval import REFUSED, Approval
-from keel.deploy.flower_adapter import BundleRefused, log, node_config_of, run_supernode
+from keel.deploy.flower_adapter import BundleRefused, log, log_with_timestamps, node_config_of, run_supernode
 from keel.deploy.site_audit import record_refusal
 from keel.deploy.site_policy import APP, POLICY, read_policy
 from keel.deploy.state_folder import state_folder
@@ -20,6 +20,7 @@ def run_node(approved: Path, policy: Path, arguments: list[str]) -> None:
     approval = Approval(approved.absolute())
     app = approval.hash()  # without an approval the node would refuse every request
     os.umask(0o077)
+    log_with_timestamps()
     site = node_config_of(arguments).get("site")
     log.info("node of site %s: approved app %s, policy %s", site, app, policy.absolute())
     run_supernode(arguments, ApprovedOnly(approval, policy.absolute(), audit_folder(arguments)))
