@@ -98,6 +98,7 @@ def test_the_check_runs_under_the_policy_of_the_folder(
     checked = keel("deploy", "check", "strict", "--rounds", "1")
     assert checked.code == 2
     assert "node 1 (missing: site 0) rejected: policy:min_batch: PolicyRefusal; change the settings" in caplog.text
+    assert "or was rejected (policy:min_batch: PolicyRefusal; change the settings" in checked.err
 
 
 def test_the_check_names_an_invalid_field_of_the_policy(keel: Keel, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Sites:
             if missing and time.monotonic() > deadline:
                 raise KeelError(
                     f"federation.sites is {self.federation.sites}, but site {missing} did not connect within "
-                    f"{self.federation.wait_seconds:g} s; start it and run again"
+                    f"{self.federation.wait_seconds:g} s{self._rejected()}; start it and run again"
                 )
             if missing and time.monotonic() > next_log:
                 log.info("waiting for site %s", missing)
@@ -137,6 +137,11 @@ class Sites:
         which = f" (site {numbers})" if known else f" (missing: site {numbers})" if missing else ""
         log.warning("node %d%s rejected: %s", node, which, with_remedy(reason))
         self.record("refusal", node=node, reason=reason)
+
+    def _rejected(self) -> str:
+        """Why nodes were rejected, for the error about sites that did not join."""
+        reasons = sorted(set().union(*self._refusals.values()))
+        return f", or was rejected ({'; '.join(map(with_remedy, reasons))})" if reasons else ""
 
     def _bind(self, node: int, reply: RecordDict | Dropped, online: set[int]) -> None:
         """Bind the site that a node claims to be to that node, after checking the claim."""
