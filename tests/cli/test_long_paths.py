@@ -46,6 +46,6 @@ def test_a_path_of_the_environment_that_is_too_long_is_not_blamed_on_an_argument
     monkeypatch.setenv("KEEL_DATA", str(tmp_path / NAME))
     called = call_keel(tmp_path, "run", "--data", "mnist", "--rounds", "1", "--out", "out")
     assert called.code == 2
-    assert called.err.startswith("keel: [Errno 36] File name too long: ")
-    assert NAME in called.err
+    assert called.err.startswith("keel: ")
+    assert f"File name too long: '{tmp_path}/{NAME}" in called.err
     assert called.err.count("\n") == 1

@@ -165,6 +165,12 @@ def test_a_training_that_stops_at_an_outlier_continues_without_the_site(
     assert [sorted(record["cohort"]) for record in run.records[3:]] == [[0, 1, 2], [0, 2], [0, 2]]
 
 
+def test_a_training_whose_last_round_has_an_outlier_has_finished(federation: InProcessFederation, keel: Any) -> None:
+    run = federation(negate, rounds=3, data=lambda node: site_examples(2), federation__on_outlier="stop", **EVERYONE)
+    assert run.status == "finished"
+    assert keel("deploy", "status", str(federation.folder / "run")).code == 3
+
+
 def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_states_far_more_examples(
     federation: InProcessFederation,
 ) -> None:
