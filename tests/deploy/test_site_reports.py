@@ -165,6 +165,12 @@ def test_a_training_that_stops_at_an_outlier_continues_without_the_site(
     assert [sorted(record["cohort"]) for record in run.records[3:]] == [[0, 1, 2], [0, 2], [0, 2]]
 
 
+def test_a_training_whose_last_round_has_an_outlier_has_finished(federation: InProcessFederation, keel: Any) -> None:
+    run = federation(negate, rounds=3, data=lambda node: site_examples(2), federation__on_outlier="stop", **EVERYONE)
+    assert run.status == "finished"
+    assert keel("deploy", "status", str(federation.folder / "run")).code == 3
+
+
 def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_states_far_more_examples(
     federation: InProcessFederation,
 ) -> None:
@@ -177,6 +183,22 @@ def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_sta
     assert not (federation.folder / "run").exists()
     run = federation(data=repeated, rounds=1, **EVERYONE)
     assert run.status == "finished"
+
+
+def test_a_training_that_stops_at_an_outlier_does_not_accept_a_later_site_that_states_far_more_examples(
+    federation: InProcessFederation,
+) -> None:
+    def repeated(node: Any) -> Any:
+        inputs, labels = site_examples(node["site"])
+        return (inputs.repeat(60, 1), labels.repeat(60)) if node["site"] == 2 else (inputs, labels)
+
+    options: dict[str, Any] = {"data": repeated, "federation__on_outlier": "stop", **EVERYONE}
+    federation(rounds=1, federation__sites=2, **options)
+    with pytest.raises(KeelError, match="site 2: it states more than 20 times as many examples"):
+        federation(rounds=2, **options)
+    assert len(RunFolder(federation.folder / "run").records()) == 1
+    federation(rounds=2, **{**options, "federation__on_outlier": "report"})
+    assert federation(rounds=3, **options).status == "finished"  # the operator has accepted the site
 
 
 def test_directions_do_not_depend_on_the_length_of_a_report() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
+import torch
 from flwr.app import Message
 from torch import nn
 
+from keel.algorithms import REGISTRY, make_algorithm, messages_of
 from tests.deploy.in_process import InProcessFederation, site_examples
 
 DESCRIPTION = {
@@ -62,6 +64,7 @@ def sent(folder: Path, **config: Any) -> dict[str, set[str]]:
         ({"algorithm__name": "mime"}, {"train.probe": REQUEST | {"gradient"}, "train": ROUND | {"delta"}}),
         ({"algorithm__name": "mimelitemom"}, {"train": ROUND | {"delta", "gradient"}}),
         ({"algorithm__name": "fednova"}, {"train": ROUND | {"normalised", "norm"}}),
+        ({"algorithm__name": "fedadamw"}, {"train": ROUND | {"delta", "v", "c"}}),
         ({"algorithm__name": "fedexp"}, {"train": ROUND | {"delta", "square"}}),
         (
             {"model": normalized, "model__buffers": "average", "local__drop_last": True},
@@ -75,6 +78,19 @@ def test_a_site_sends_what_the_table_says_and_nothing_else(
 ) -> None:
     names = sent(tmp_path, **config)
     assert names == {"query": DESCRIPTION | VERSIONS, **expected}
+    assert set.union(*names.values()) <= set(re.findall(r"`([\w.]+)`", documented()))
+
+
+def documented() -> str:
     text = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"`([\w.]+)`", text.split("## What leaves a site")[1].split("\n## ")[0]))
-    assert set.union(*names.values()) <= documented
+    return text.split("## What leaves a site")[1].split("\n## ")[0]
+
+
+def test_the_table_names_every_algorithm_that_sends_more_than_delta() -> None:
+    more = set()
+    for name in REGISTRY:
+        algorithm = make_algorithm(name, **({"personal_tensors": 1} if name == "fedper" else {}))
+        _, reports = messages_of(algorithm, torch.zeros(6), [3, 3])
+        if [set(report) for report in reports] != [{"delta"}]:
+            more.add(name)
+    assert more == {name for name in REGISTRY if f"`{name}`" in documented()} - {"fedper"}

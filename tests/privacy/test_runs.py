@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import keel
 from keel.algorithms import REGISTRY, algorithm_class
@@ -263,9 +264,12 @@ def test_a_report_with_integers_is_refused(mechanism: str) -> None:
         keel.run({**BASE, "privacy": privacy}, algorithm=Counting())
 
 
-def test_the_card_of_a_private_model_has_epsilon_and_no_seed(tmp_path: Path) -> None:
+def test_an_exported_private_model_and_its_card_have_no_seed(tmp_path: Path) -> None:
     run = keel.run({**BASE, "seed": 31337, "privacy": PRIVATE}, out=tmp_path / "run")
-    card = export(RunFolder.open(run.path), tmp_path / "model.safetensors").card.read_text()
+    exported = export(RunFolder.open(run.path), tmp_path / "model.safetensors")
+    with safe_open(exported.model, framework="pt") as file:
+        assert "seed" not in file.metadata()
+    card = exported.card.read_text()
     epsilon = f"epsilon {run.summary['epsilon']:.3g} at delta 1e-05 (mechanism central, sampler poisson)"
     assert f"| privacy | {epsilon} |" in card
     assert "31337" not in card

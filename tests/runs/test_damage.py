@@ -433,9 +433,21 @@ def test_a_file_outside_the_folder_is_read_through_a_link_but_not_changed(copied
     copied.clients_file.symlink_to(outside)
     before = outside.read_bytes()
     assert damages(copied) == []
-    with pytest.raises(KeelError, match=r"clients\.bin' is a link, whose file must not change"):
+    with pytest.raises(KeelError, match=r"clients\.bin' must not be a link; replace it by a copy"):
         keel.resume(copied.path)
     assert outside.read_bytes() == before
+
+
+def test_checkpoints_are_not_written_through_a_link_to_another_folder(copied: RunFolder, tmp_path: Path) -> None:
+    checkpoints = copied.checkpoint_file.parent
+    outside = checkpoints.rename(tmp_path / "outside")
+    checkpoints.symlink_to(outside)
+    flip(outside / "state.safetensors")
+    before = {file: file.read_bytes() for file in outside.iterdir()}
+    for command in (repair, lambda folder: keel.resume(folder.path)):
+        with pytest.raises(KeelError, match=r"checkpoint' must not be a link; replace it by a copy"):
+            command(copied)
+    assert {file: file.read_bytes() for file in outside.iterdir()} == before
 
 
 def test_a_temporary_file_is_not_written_through_a_link(copied: RunFolder, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 disable_rich_help()
 
 NOTICE = "keel: stopping after the current round; press Ctrl-C again to stop immediately"
+NAME_BYTES, PATH_BYTES = 240, 4000
+"""Lengths of a name and of a path that file systems can hold, also with the suffixes that Keel adds."""
 
 app = typer.Typer(
     cls=Commands,
@@ -94,7 +96,7 @@ def _status() -> int:
     except OSError as error:  # a full disk, a folder without write permission, a closed pipe
         log.debug("the command failed", exc_info=error)
         if error.errno == ENAMETOOLONG:
-            typer.echo(f"keel: {_too_long(sys.argv[1:])}", err=True)
+            typer.echo(f"keel: {_too_long(error, sys.argv[1:])}", err=True)
             return 2
         with suppress(OSError):  # a terminal that was closed, which raised the error too
             typer.echo(f"keel: {error}", err=True)
@@ -102,18 +104,17 @@ def _status() -> int:
     return status if isinstance(status, int) else 0
 
 
-def _too_long(arguments: list[str]) -> str:
-    """The error for a path that the file system cannot hold: the argument with the longest one, and its length."""
-
-    def longest_name(argument: str) -> int:
-        return max(len(os.fsencode(part)) for part in argument.split("/"))
-
-    number = max(range(len(arguments)), key=lambda number: (longest_name(arguments[number]), len(arguments[number])))
-    option, _, path = arguments[number].rpartition("=")
-    if not option:
-        option = arguments[number - 1] if number > 1 and arguments[number - 1].startswith("-") else "path"
-    size = len(os.fsencode(path))
-    return f"{option} is too long (a name of {longest_name(path)} bytes, {size} in all); use at most 240 and 4000"
+def _too_long(error: OSError, arguments: list[str]) -> str:
+    """The error for a path that the file system cannot hold: the first option with such a path, and its length."""
+    for previous, argument in zip(["", *arguments], arguments, strict=False):
+        name, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", "")
+        path = value if equals else argument
+        longest, size = max(len(os.fsencode(part)) for part in path.split("/")), len(os.fsencode(path))
+        if longest > NAME_BYTES or size > PATH_BYTES:
+            option = name or (previous if previous.startswith("-") else "path")
+            lengths = f"a name of {longest} bytes, {size} in all"
+            return f"{option} is too long ({lengths}); use at most {NAME_BYTES} and {PATH_BYTES}"
+    return str(error)  # the path is from an environment variable or a file
 
 
 def _interrupted(advice: str) -> int:

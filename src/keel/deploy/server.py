@@ -133,7 +133,7 @@ def _run_federation(
     for site in many_examples(descriptions):
         log.warning("site %d: %s", site, MEANINGS["examples"])
         audit.append("outlier", site=site, value="examples")
-        if federation.on_outlier == "stop" and folder is None:
+        if federation.on_outlier == "stop" and site not in {description["site"] for description in recorded}:
             raise _stopped([f"site {site}: {MEANINGS['examples']}"])
     test_examples = None if test is None else to_examples(test(), "data.test_")
     task = federation_task(spec, module, descriptions, test_examples, loss, folder)

@@ -146,15 +146,15 @@ def layer_by_layer(
         inputs = inputs.detach().requires_grad_()  # so that the first layer's output is in the graph
     with torch.enable_grad(), _recorded([layer for layer, _ in layers]) as calls:
         losses = loss(model.at(point.detach(), inputs), targets)
-        found = {id(call.layer): call for call in calls}
-        if not len(found) == len(calls) == len(layers):
+        call_of = {id(call.layer): call for call in calls}
+        if not len(call_of) == len(calls) == len(layers):
             raise NotLayered("a layer is not called exactly once")
-        ordered = [found[id(layer)] for layer, _ in layers]
+        ordered = [call_of[id(layer)] for layer, _ in layers]
         gradients = torch.autograd.grad(losses.sum(), [call.output for call in ordered])
     weights, parts = model.unflatten(point.detach()), list[Linear | Stored]()
     for call, (layer, names), outputs in zip(ordered, layers, gradients, strict=True):
-        own = {name.rpartition(".")[2]: weights[name] for name in names}
-        parts.append(_of_layer(layer, own, call.inputs.detach(), outputs))
+        of_layer = {name.rpartition(".")[2]: weights[name] for name in names}
+        parts.append(_of_layer(layer, of_layer, call.inputs.detach(), outputs))
     return losses.detach(), Layered(parts)
 
 
@@ -174,7 +174,7 @@ def is_layered(model: FlatModel, loss: Loss, minibatch: Examples) -> bool:
     try:
         with single_thread(), keyed_torch_rng(0, "layers"):
             by_layer, whole = (of(model, loss, model.weights, inputs, targets) for of in (layer_by_layer, whole_model))
-            factors = torch.rand(len(targets)) + 0.5
+            factors = torch.rand(len(targets), device=inputs.device) + 0.5
             sums = [gradients.weighted_sum(factors) for _, gradients in (by_layer, whole)]
             pairs = [(by_layer[0], whole[0]), (by_layer[1].norms, whole[1].norms), tuple(sums)]
             return all(float((a - b).norm()) <= TOLERANCE * float(b.norm()) for a, b in pairs)
@@ -230,7 +230,7 @@ def _of_layer(layer: nn.Module, weights: dict[str, Tensor], inputs: Tensor, outp
         return Stored(_of_convolution(layer, inputs.float(), outputs.float(), "bias" in weights))
 
     def of_one(example: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        backward = vjp(lambda own: functional_call(layer, own, (example[None],)), weights)[1]
+        backward = vjp(lambda point: functional_call(layer, point, (example[None],)), weights)[1]
         return backward(gradient[None])[0]
 
     gradients = vmap(of_one)(inputs, outputs)

@@ -72,7 +72,7 @@ def results(comparison: Comparison, interval: bool = False) -> list[Sheet]:
     """Return a sheet for each setting: the primary metric, and rounds and bytes until the target.
 
     Args:
-        comparison: What the sheets are about.
+        comparison: The runs to compare.
         interval: Show confidence intervals instead of standard deviations, and the differences from the baseline.
     """
     rows = [
@@ -108,9 +108,9 @@ def difference_sheet(rows: list[dict[str, Any]], labels: list[str], baseline: st
     primary = primary_metric(rows[0])
     cells = []
     for row, label in zip(rows, labels, strict=True):
-        if found := row.get(f"{primary.name}_difference"):
-            mean, low, high = (_signed(found[name], primary) for name in ("mean", "low", "high"))
-            cells.append([label, mean, f"{low} to {high}", str(found["seeds"])])
+        if difference := row.get(f"{primary.name}_difference"):
+            mean, low, high = (_signed(difference[name], primary) for name in ("mean", "low", "high"))
+            cells.append([label, mean, f"{low} to {high}", str(difference["seeds"])])
     unit = ", in percentage points" if primary.is_fraction else ""
     title = f"{primary.heading} minus that of {baseline}, paired by seed{unit}"
     return Sheet(title, ["method", "mean", "95 % interval", "seeds"], cells, {}) if cells else None

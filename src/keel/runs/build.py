@@ -164,7 +164,7 @@ def _check_clippable(spec: Spec, task: Task) -> None:
         if not value.is_floating_point():
             raise KeelError(
                 f"privacy.mechanism does not support {type(spec.algorithm).__name__}: {name!r} of its report has the "
-                f"type {value.dtype}, which cannot be clipped; send floating-point tensors, or set unclippable"
+                f"type {value.dtype}, which cannot be clipped; report a floating-point tensor"
             )
 
 

@@ -103,8 +103,9 @@ def _named(
 
 
 def _metadata(folder: RunFolder, round: int) -> dict[str, str]:
-    """The strings in the header of the file. transformers requires the format."""
+    """The strings in the header of the file. transformers requires the format; a private run's seed stays secret."""
     table, environment = folder.table, folder.environment
+    seed = {"seed": str(table["seed"])} if table.get("privacy") is None else {}
     return {
         "format": "pt",
         "keel": environment["keel"],
@@ -112,7 +113,7 @@ def _metadata(folder: RunFolder, round: int) -> dict[str, str]:
         "data": table["data"]["name"],
         "model": table["model"]["name"],
         "rounds": str(round),
-        "seed": str(table["seed"]),
+        **seed,
     }
 
 

@@ -239,10 +239,13 @@ class RunFolder:
         """Raise a KeelError unless all files that a resumed run writes can be files of this folder."""
         for path, reason in self.misplaced().items():
             raise damaged(path, reason, self.path)
-        if self.clients_file.is_symlink():
-            raise KeelError(
-                f"run: {str(self.clients_file)!r} is a link, whose file must not change; copy the file here"
-            )
+        self.check_links()
+
+    def check_links(self) -> None:
+        """Raise a KeelError if what is written in place would change another folder."""
+        for path in self.checkpoint_file.parent, self.clients_file:
+            if path.is_symlink() and path.exists():
+                raise KeelError(f"run: {str(path)!r} must not be a link; replace it by a copy of what it leads to")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

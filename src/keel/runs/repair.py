@@ -28,6 +28,7 @@ def repair(folder: RunFolder) -> list[str]:
         KeelError: A file is damaged that nothing else in the folder can restore.
     """
     with folder.locked():
+        folder.check_links()
         done = _without_misplaced(folder)
         if not damages(folder):
             return done
