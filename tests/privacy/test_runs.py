@@ -203,6 +203,7 @@ def test_a_run_prints_its_noise_first_and_epsilon_as_it_goes(
     noise = run.summary["noise_multiplier"]
     printed = " ".join(capsys.readouterr().err.split())
     assert f"Privacy: mechanism central, noise multiplier {noise:.4g}, epsilon {last:.3g} at delta 1e-05" in printed
+    assert "keep the seed secret (0)" in printed
     assert (
         printed.index("Privacy:")
         < printed.index(f"epsilon {first:.3g} GHBM: 2 of 2")

@@ -69,7 +69,9 @@ def _engine_text(training: Training) -> str:
 
 
 def _privacy_text(training: Training) -> str:
-    return "" if training.privacy is None else str(training.privacy)
+    if training.privacy is None:
+        return ""
+    return f"{training.privacy}; keep the seed secret ({training.spec.seed}), by which the noise can be subtracted"
 
 
 def footprint_of(training: Training) -> Footprint:
