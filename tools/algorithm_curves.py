@@ -144,7 +144,7 @@ def _panel(title: str, curves: dict[str, Curve], colour: dict[str, Any], width: 
         "height": 200,
         "data": {"values": values},
         "encoding": {
-            "x": {"field": "round", "type": "quantitative", "title": "rounds", "axis": {"tickCount": 4}},
+            "x": {"field": "round", "type": "quantitative", "title": "rounds", "axis": {"tickCount": 3}},
             "color": colour,
         },
         "layer": [

@@ -23,13 +23,22 @@ Distribution `keel-fl`, import `keel`, command `keel`. [llms-full.txt](llms-full
 """
 HIDDEN = re.compile(r"^```\{toctree\}\n(?:.*\n)*?```\n|^<!--.*-->\n|^</?(?:figure|svg|div|style)\b.*\n", re.MULTILINE)
 """What a reader of plain text does not need: tables of contents, comments, drawings."""
+FIGURE = re.compile(r"^<figure\b.*?<figcaption>(.*?)</figcaption></figure>$", re.MULTILINE)
+"""A computed figure in one line, of which the caption stays."""
+TAG = re.compile(r"</?\w[^>]*>")
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def keep(env: Any, name: str, text: str) -> None:
     """Remember the text of a page until all pages are written."""
     if not hasattr(env, "keel_pages"):
         env.keel_pages = {}
-    env.keel_pages[name] = HIDDEN.sub("", text)
+    env.keel_pages[name] = without_drawings(text)
+
+
+def without_drawings(text: str) -> str:
+    """Return the text of a page without drawings; the caption of a figure stays."""
+    return HIDDEN.sub("", FIGURE.sub(lambda figure: f"Figure: {TAG.sub('', figure[1])}", text))
 
 
 def write(app: Any, exception: Exception | None) -> None:
@@ -94,7 +103,7 @@ def title(text: str) -> str:
 
 def sentence(text: str) -> str:
     """Return the first sentence of a page below its title, without markup."""
-    body = text[TITLE.search(text).end() :]  # type: ignore[union-attr]
+    body = CODE.sub("", text[TITLE.search(text).end() :])  # type: ignore[union-attr]
     paragraphs = [part for part in body.split("\n\n") if re.match(r"\s*(?!\[!)[\w`\"*\[]", part)]  # no badges
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join((paragraphs or [""])[0].split()))
     first = re.split(r"(?<=[.!?:])\s", plain, maxsplit=1)[0]

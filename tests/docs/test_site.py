@@ -96,6 +96,22 @@ def test_every_page_is_in_the_plain_text(site: Path) -> None:
     assert [page for page in pages if not (site / page).is_file()] == []
 
 
+def test_the_plain_text_has_the_captions_of_the_figures(site: Path) -> None:
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", (site / "concepts.html").read_text())
+    text = (site / "concepts.md").read_text()
+    assert len(captions) == text.count("\nFigure: ") == 4
+    assert "<svg" not in text
+
+
+def test_a_page_that_begins_with_a_command_is_described_by_its_first_sentence(links: ModuleType) -> None:
+    plain_text = import_module("_extension.plain_text")
+    assert plain_text.sentence("# Title\n\n```sh\nkeel report\n```\n\nWrites a page. More.\n") == "Writes a page."
+    drawing = (
+        '<figure class="computed"><svg><text>7</text></svg><figcaption>The <em>drift</em>.</figcaption></figure>\n'
+    )
+    assert plain_text.without_drawings(drawing) == "Figure: The drift.\n"
+
+
 def test_the_links_of_the_plain_text_have_targets(site: Path, links: ModuleType) -> None:
     targets: list[tuple[Path, str]] = []
 
