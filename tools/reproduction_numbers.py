@@ -4,11 +4,12 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from keel.paper.results import Result, Row
 from keel.report.tables import final_text
 
-SCARCE = Path(__file__).parents[1] / "results/digits_scarce.json"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def numbers(results: dict[str, Result]) -> dict[str, str]:
@@ -23,9 +24,19 @@ def numbers(results: dict[str, Result]) -> dict[str, str]:
         texts |= {f"regression.{lr}.{method} {name}": text for name, text in zip(names, fields, strict=True)}
     for G, method, *values, ratio in results.get("theorem", {}).get("rows", []):
         texts |= {f"theorem.{G}.{method}": values[-1], f"theorem.{G}.{method} ratio": ratio}
-    for row in json.loads(SCARCE.read_text(encoding="utf-8")):
+    for row in json.loads((RESULTS / "digits_scarce.json").read_text(encoding="utf-8")):
         texts[f"scarce.{row['algorithm']}"] = final_text(row)
+    study = json.loads((RESULTS / "scaffold.json").read_text(encoding="utf-8"))
+    texts |= {f"scaffold.{title}": _over_seeds(by_seed, 100) for title, by_seed in study["accuracy"].items()}
+    texts |= {f"scaffold.ratio.{title}": _over_seeds(by_seed, 1) for title, by_seed in study["gradient_ratio"].items()}
     return texts
+
+
+def _over_seeds(by_seed: dict[str, float | None], scale: int) -> str:
+    """Return the mean over the seeds and their range; a diverged run counts as one that is right at random."""
+    values = [scale * (0.1 if value is None else value) for value in by_seed.values()]
+    spread = f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else "one seed"
+    return f"{fmean(values):.1f} ({spread})"
 
 
 def _row_numbers(row: Row) -> dict[str, str]:

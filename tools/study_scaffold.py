@@ -1,6 +1,6 @@
 """SCAFFOLD below FedAvg on CIFAR-10 at 16x16: a property of the method, or an error in Keel?
 
-    python tools/study_scaffold.py [ROUNDS]     writes results/scaffold.json
+    python tools/study_scaffold.py [ROUNDS]     adds what is missing to results/scaffold.json
 
 Keel's FedAvg and SCAFFOLD are run at several learning rates, and at one of them also in a second implementation: a
 plain loop that shares no code with Keel's algorithms. In the loop, the control variates of the clients are those of
@@ -11,6 +11,8 @@ Training starts from a random model, or from one that FedAvg has trained, with a
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -34,6 +36,14 @@ RATE = 0.03
 LAST = 20
 """The number of final rounds over which an accuracy is averaged."""
 BATCH, COHORT = 64, 10
+VARIANTS = (
+    ("SCAFFOLD, stored", False, "stored"),
+    ("FedAvg, continued", True, "none"),
+    ("SCAFFOLD, stored, warm start", True, "warm"),
+    ("SCAFFOLD, refreshed", False, "refreshed"),
+    ("SCAFFOLD, refreshed, warm start", True, "refreshed"),
+)
+"""The second implementation's runs: their title, whether they start warm, and their control variates."""
 
 
 def settings(seed: int, rate: float = RATE) -> dict[str, Any]:
@@ -76,6 +86,9 @@ class SecondImplementation:
         with torch.no_grad():
             return float((self.model(self.test[0]).argmax(1) == self.test[1]).float().mean())
 
+    def accuracy_of(self, theta: Tensor, rounds: int, controls: str) -> float:
+        return self.train(theta, rounds, controls)[1]
+
     def train(self, theta: Tensor, rounds: int, controls: str) -> tuple[Tensor, float]:
         """Train with the control variates "none", "stored", "warm" or "refreshed"; return model and accuracy."""
         rng = np.random.default_rng(self.seed)
@@ -110,38 +123,50 @@ def keel_accuracy(algorithm: str, rate: float, seed: int, rounds: int) -> float 
         return keel.run(spec, out=Path(folder) / "run", workers=1).accuracy
 
 
-def keep(accuracies: dict[str, dict[str, float | None]], rounds: int, **more: Any) -> None:
-    result = {"rounds": rounds, "last": LAST, "rate": RATE, "accuracy": accuracies, **more}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+class Study:
+    """The stored results: accuracies and gradient ratios by title and seed. What is stored is not measured again."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.content: dict[str, Any] = {
+            "rounds": rounds,
+            "last": LAST,
+            "rate": RATE,
+            "accuracy": {},
+            "gradient_ratio": {},
+        }
+        if RESULT.exists() and (stored := json.loads(RESULT.read_text(encoding="utf-8")))["rounds"] == rounds:
+            self.content |= stored
+
+    def add(self, table: str, title: str, seed: int, measure: Callable[[], float | None]) -> None:
+        by_seed = self.content[table].setdefault(title, {})
+        if str(seed) in by_seed:
+            return
+        value = measure()
+        by_seed[str(seed)] = None if value is None else round(value, 4)
+        print(title, seed, by_seed[str(seed)], flush=True)
+        RESULT.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
 
 
 def main(rounds: int) -> None:
-    """Train every variant with every seed, and write the result."""
+    """Train every variant with every seed, and write the result after each."""
     torch.set_num_threads(1)
-    accuracies: dict[str, dict[str, float | None]] = {}
-
-    def add(title: str, seed: int, accuracy: float | None) -> None:
-        accuracies.setdefault(title, {})[str(seed)] = None if accuracy is None else round(accuracy, 4)
-        print(title, seed, accuracies[title][str(seed)], flush=True)
-        keep(accuracies, rounds)
-
+    study = Study(rounds)
     for seed in SEEDS:
         for rate in RATES:
-            for algorithm in ("fedavg", "scaffold"):
-                add(f"Keel, {algorithm}, {rate}", seed, keel_accuracy(algorithm, rate, seed, rounds))
-    ratios: dict[str, dict[str, float]] = {"random model": {}, "trained by FedAvg": {}}
-    for seed in SEEDS:
-        second = SecondImplementation(seed)
-        trained, accuracy = second.train(second.start, rounds, "none")
-        add("FedAvg", seed, accuracy)
-        add("SCAFFOLD, stored", seed, second.train(second.start, rounds, "stored")[1])
-        add("FedAvg, continued", seed, second.train(trained, rounds, "none")[1])
-        add("SCAFFOLD, stored, warm start", seed, second.train(trained, rounds, "warm")[1])
-        add("SCAFFOLD, refreshed", seed, second.train(second.start, rounds, "refreshed")[1])
-        add("SCAFFOLD, refreshed, warm start", seed, second.train(trained, rounds, "refreshed")[1])
-        for title, theta in (("random model", second.start), ("trained by FedAvg", trained)):
-            ratios[title][str(seed)] = round(second.gradient_ratio(theta), 2)
-        keep(accuracies, rounds, gradient_ratio=ratios)
+            for name in ("fedavg", "scaffold"):
+                study.add("accuracy", f"Keel, {name}, {rate}", seed, partial(keel_accuracy, name, rate, seed, rounds))
+    seconds = {seed: SecondImplementation(seed) for seed in SEEDS}
+    trained = {}
+    for seed, second in seconds.items():
+        trained[seed], accuracy = second.train(second.start, rounds, "none")
+        study.add("accuracy", "FedAvg", seed, partial(float, accuracy))
+        for title, theta in (("random model", second.start), ("trained by FedAvg", trained[seed])):
+            study.add("gradient_ratio", title, seed, partial(second.gradient_ratio, theta))
+    for title, warm, controls in VARIANTS:
+        for seed, second in seconds.items():
+            theta = trained[seed] if warm else second.start
+            study.add("accuracy", title, seed, partial(second.accuracy_of, theta, rounds, controls))
 
 
 if __name__ == "__main__":
