@@ -16,7 +16,7 @@ from keel.core.mechanisms import Sender
 from keel.models import build as build_model
 from keel.models.normalisation import group_norm
 from keel.privacy.examples import PrivateGradient
-from keel.privacy.layers import Linear, is_layered, layer_by_layer, whole_model
+from keel.privacy.layers import Convolution, Linear, is_layered, layer_by_layer, whole_model
 from keel.runs.build import build, make_task
 
 EXAMPLES = 6
@@ -124,6 +124,18 @@ LAYERED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: group_norm(build_model("resnet20", (3, 16, 16), 5, {})),
         lambda: torch.randn(EXAMPLES, 3, 16, 16),
     ),
+    "channels": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 24, 3),
+            nn.Tanh(),
+            nn.Conv2d(24, 30, (3, 5), padding=(1, 0), bias=False),
+            nn.Tanh(),
+            nn.Conv2d(30, 24, 3, padding=1),
+            nn.Flatten(),
+            nn.Linear(288, 5),
+        ),
+        images,
+    ),
     "dropout": (lambda: nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 5)), vectors),
     "strides": (
         lambda: nn.Sequential(
@@ -190,7 +202,7 @@ def test_a_loss_that_mixes_examples_is_computed_for_each_alone() -> None:
 
 
 @pytest.mark.parametrize("layered", [False, True])
-@pytest.mark.parametrize("name", ["residual", "positions", "lenet"])
+@pytest.mark.parametrize("name", ["residual", "positions", "lenet", "channels"])
 def test_no_example_changes_the_sum_by_more_than_the_clipping_norm(name: str, layered: bool) -> None:
     """The adversarial pair at the level of examples: one with an enormous gradient, or a broken one, or none."""
     model, inputs, targets = problem(*LAYERED[name])
@@ -223,6 +235,51 @@ def test_the_norm_of_a_linear_layer_does_not_underflow() -> None:
     """A large input and a tiny gradient: the square of either is outside the range of float32."""
     layer = Linear(torch.full((1, 1), 1e20), torch.full((1, 1), 1e-25), bias=False)
     assert float(layer.squares) == pytest.approx(1e-10, rel=1e-4)
+
+
+def convolution(scale: float = 1.0, of_outputs: float = 1.0) -> tuple[Convolution, Tensor]:
+    """A convolution with many channels, and the gradients of its weight for each example, by the definition."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    inputs, outputs = torch.randn(4, 16, 4, 4), torch.randn(4, 16, 4, 4)
+    patches = F.unfold(inputs.double(), 3, padding=1)
+    expected = torch.einsum("nop,nkp->nok", outputs.double().flatten(2), patches) * scale * of_outputs
+    return Convolution(layer, layer.weight.detach(), inputs * scale, outputs * of_outputs), expected
+
+
+@pytest.mark.parametrize(("scale", "of_outputs"), [(1.0, 1.0), (1e25, 1e-25), (1e-25, 1e25), (1e18, 1e-30)])
+def test_the_norms_of_a_convolution_neither_overflow_nor_underflow(scale: float, of_outputs: float) -> None:
+    layer, expected = convolution(scale, of_outputs)
+    norms = expected.flatten(1).norm(dim=1)
+    assert torch.allclose(layer.squares.sqrt(), norms, rtol=1e-5, atol=0)
+
+
+def test_the_norm_of_a_convolution_is_never_too_small() -> None:
+    """Equal patches with gradients that cancel: the true norm is that of their rounding."""
+    layer = nn.Conv2d(16, 16, 3, bias=False)
+    outputs = torch.randn(200, 16, 2, 2, generator=torch.Generator().manual_seed(0))
+    outputs -= outputs.mean((2, 3), keepdim=True)
+    inputs = torch.rand(200, 16, 1, 1, generator=torch.Generator().manual_seed(1)).expand(200, 16, 4, 4)
+    computed = Convolution(layer, layer.weight.detach(), inputs, outputs).squares
+    patches = F.unfold(inputs.double(), 3)
+    exact = torch.einsum("nop,nkp->nok", outputs.double().flatten(2), patches).square().sum((1, 2))
+    assert (computed >= exact).all()
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_of_a_convolution() -> None:
+    layer, expected = convolution()
+    layer.inputs[1], layer.outputs[2] = float("inf"), float("nan")
+    assert torch.isfinite(layer.squares).tolist() == [True, False, False, True]
+    total = layer.weighted_sums(torch.tensor([0.5, 0.0, 0.0, 1.0]))[0]
+    assert torch.allclose(total.flatten(1).double(), 0.5 * expected[0] + expected[3], atol=1e-4)
+    assert not layer.weighted_sums(torch.zeros(4))[0].any()
+
+
+def test_convolutions_with_many_channels_and_small_images_do_not_store_gradients() -> None:
+    outputs = torch.zeros(1, 64, 10, 10)
+    assert Convolution.is_faster(nn.Conv2d(64, 64, 5), torch.zeros(1, 64, 14, 14), outputs)
+    assert not Convolution.is_faster(nn.Conv2d(64, 64, 5, groups=2), torch.zeros(1, 64, 14, 14), outputs)
+    assert not Convolution.is_faster(nn.Conv2d(3, 64, 5), torch.zeros(1, 3, 32, 32), torch.zeros(1, 64, 28, 28))
 
 
 def run(engine: str, model: dict[str, Any]) -> tuple[Tensor, bool]:

@@ -13,6 +13,7 @@ from keel.core.mechanisms import Sender, ServerRound
 from keel.core.randomness import keyed_rng
 from keel.privacy.central import CLIP, AdaptiveClip, PrivateMean, _nodes
 from keel.privacy.clipping import ClipReport, clipped, joint_norm
+from keel.privacy.noise import keyed_noise
 from keel.privacy.robust import RobustMean, geometric_median, median, trimmed_mean
 
 CTX = Context(round=1, clients=10, cohort=2, share=0.2, period=5.0, lr=0.1, server_lr=1.0)
@@ -105,8 +106,8 @@ def prefix_noise(restart: int, steps: int, size: int) -> torch.Tensor:
     nodes: dict[int, torch.Tensor] = {}
     for t in range(1, steps + 1):
         level = (t & -t).bit_length() - 1
-        drawn = keyed_rng(0, "privacy tree", restart, level, (t >> level) - 1).standard_normal(size, np.float32)
-        nodes = {above: noise for above, noise in nodes.items() if above > level} | {level: torch.from_numpy(drawn)}
+        drawn = keyed_noise(keyed_rng(0, "privacy tree", restart, level, (t >> level) - 1))(torch.empty(size))
+        nodes = {above: noise for above, noise in nodes.items() if above > level} | {level: drawn}
     return sum(nodes.values(), torch.zeros(size))
 
 

@@ -38,12 +38,12 @@ from keel.deploy.metrics_file import MetricsFile
 from keel.deploy.reply_limit import announce_reply_size
 from keel.deploy.settings import Federation, read_settings
 from keel.deploy.site_data import Arrays, Model, initial_model, to_examples
-from keel.deploy.site_noise import gaussian
 from keel.deploy.sites import Sites
 from keel.deploy.versions import installed_versions
 from keel.deploy.watch import MEANINGS, SiteLosses, SiteWatch, idle_sites, many_examples, outliers
 from keel.engines import Workload
 from keel.errors import KeelError
+from keel.privacy.noise import secret_noise
 from keel.runs.build import Training, build
 from keel.runs.execute import execute
 from keel.runs.files import write_atomic
@@ -148,7 +148,7 @@ def _run_federation(
         task,
         engine=make_engine,
         sampler=member_sampler(spec, descriptions, sites.members),
-        secret=gaussian,
+        secret=secret_noise,
     )
     if folder is not None and spec.privacy is not None and membership_changes(folder, descriptions, sites.members):
         raise KeelError(

@@ -31,13 +31,14 @@ from keel.deploy.request_fields import origin_of, read_integer, read_table, read
 from keel.deploy.site_answer import answer_message
 from keel.deploy.site_data import Loader, Model, check_labels, has_test_examples, initial_model, site_dataset
 from keel.deploy.site_errors import coded
-from keel.deploy.site_noise import SiteProtection, gaussian, unclippable
+from keel.deploy.site_noise import SiteProtection, unclippable
 from keel.deploy.site_policy import APP, Policy
 from keel.deploy.site_secrets import count_report, data_fingerprint
 from keel.deploy.site_state import SiteState
 from keel.deploy.state_folder import state_folder
 from keel.deploy.versions import check_server_version, installed_versions
 from keel.errors import KeelError
+from keel.privacy.noise import secret_noise
 from keel.privacy.plan import with_client_part
 from keel.runs.build import local_training, make_task
 
@@ -123,7 +124,7 @@ class Site:
         if privacy is not None:
             if privacy.noise is None:
                 raise KeelError("privacy.noise of the request must be set: a site does not derive it")
-            local = with_client_part(local, privacy, privacy.noise, self.task, gaussian)
+            local = with_client_part(local, privacy, privacy.noise, self.task, secret_noise)
         if self.policy is None or self.policy.clip_norm is None:
             return local
         protection = SiteProtection(self.policy.clip_norm, self.policy.noise)

@@ -1,15 +1,14 @@
 """Clipping and Gaussian noise that a site applies to its report before it leaves."""
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from keel.algorithms.base import ClientState, Message
 from keel.core.mechanisms import Sender
 from keel.deploy.site_errors import PolicyRefusal
+from keel.privacy.noise import secret_noise
 
 
 def report_norm(report: Message) -> float:
@@ -54,17 +53,8 @@ def clip_and_add_noise(report: Message, clip_norm: float, noise: float) -> Messa
     clipped = {name: tensor * scale for name, tensor in report.items()}
     if not noise:
         return clipped
-    return {name: tensor + noise * clip_norm * gaussian(tensor) for name, tensor in clipped.items()}
+    return {name: tensor + noise * clip_norm * secret_noise(tensor) for name, tensor in clipped.items()}
 
 
 def unclippable() -> PolicyRefusal:
     return PolicyRefusal("clip_norm", "is set, but the report has buffers or integers, which cannot be clipped")
-
-
-def gaussian(like: Tensor) -> Tensor:
-    """Return standard normal noise of a tensor's shape and type (Box-Muller on the operating system's bytes)."""
-    pairs = (like.numel() + 1) // 2
-    uniform = (np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)).reshape(2, pairs) + 0.5
-    radius, angle = np.sqrt(-2 * np.log(uniform[0] / 2**53)), 2 * np.pi * uniform[1] / 2**53
-    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: like.numel()]
-    return torch.from_numpy(values).to(like.dtype).view(like.shape)

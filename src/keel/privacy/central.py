@@ -16,7 +16,8 @@ import torch
 from keel.algorithms.base import Message, Report
 from keel.core.mechanisms import ServerRound, TakenMean
 from keel.core.randomness import keyed_rng
-from keel.privacy.clipping import Draw, clipped, joint_norm, keyed_noise
+from keel.privacy.clipping import clipped, joint_norm
+from keel.privacy.noise import Draw, keyed_noise
 
 CLIP = "clip"
 """The adaptive clipping norm in the state of the mechanism."""

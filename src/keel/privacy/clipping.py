@@ -1,19 +1,14 @@
 """Clipping of a report in joint norm and local noise: what a client does to its report before it leaves."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from keel.algorithms.base import ClientState, Message
 from keel.core.clipping import euclidean_norm
 from keel.core.mechanisms import Sender
-
-Draw = Callable[[Tensor], Tensor]
-"""Standard normal noise of a tensor's shape and type."""
+from keel.privacy.noise import Draw, keyed_noise
 
 
 def joint_norm(message: Message) -> float:
@@ -27,11 +22,6 @@ def clipped(message: Message, clip: float) -> Message:
     if not isfinite(norm):
         return {name: torch.zeros_like(value) for name, value in message.items()}
     return message if norm <= clip else {name: value * (clip / norm) for name, value in message.items()}
-
-
-def keyed_noise(rng: np.random.Generator) -> Draw:
-    """Standard normal noise from a keyed generator."""
-    return lambda like: torch.from_numpy(rng.standard_normal(like.shape, np.float32)).to(like.dtype)
 
 
 @dataclass(frozen=True)

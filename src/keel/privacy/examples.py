@@ -12,8 +12,8 @@ from torch import Tensor
 
 from keel.core.flat_model import FlatModel, Loss
 from keel.core.mechanisms import Sender
-from keel.privacy.clipping import Draw, keyed_noise
 from keel.privacy.layers import layer_by_layer, whole_model
+from keel.privacy.noise import Draw, keyed_noise
 
 STORED = 1 << 26
 """Elements of gradients that are computed together, unless the number of examples is given."""

@@ -17,9 +17,10 @@ from keel.core.task import Task
 from keel.errors import KeelError
 from keel.privacy.accounting import Account, combined, noise_for, rounds_within
 from keel.privacy.central import AdaptiveClip, PrivateMean
-from keel.privacy.clipping import ClipReport, Draw
+from keel.privacy.clipping import ClipReport
 from keel.privacy.examples import PrivateGradient
 from keel.privacy.layers import is_layered
+from keel.privacy.noise import Draw
 from keel.privacy.robust import RobustMean, geometric_median, median, trimmed_mean
 from keel.privacy.settings import SAMPLINGS, Mean, PrivacySpec
 

@@ -35,7 +35,7 @@ from keel.data import catalog
 from keel.data.partition import partition_dataset
 from keel.engines.ray_cluster import Cluster, in_ray_worker
 from keel.errors import KeelError
-from keel.privacy.clipping import Draw
+from keel.privacy.noise import Draw
 from keel.privacy.plan import PrivacyObserver, PrivacyPlan, robust_mean, with_client_part
 from keel.runs.compression import compression_of
 from keel.runs.held_out import hold_out_clients, hold_out_validation
