@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader, TensorDataset
 
 from keel.config.defaults import make_spec
 from keel.core.examples import Examples, FederatedData, Partition
@@ -78,21 +78,29 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return process_time() - processor, perf_counter() - wall
 
 
-def opacus_steps(private: bool) -> Callable[[], None]:
-    """The steps of a round in PyTorch, with the gradients and the noise of Opacus or without privacy."""
+def torch_steps(opacus: str | None) -> Callable[[], None]:
+    """The steps of a round in PyTorch: plain, or with DP-SGD in one of the modes of Opacus."""
     task = make_task(make_spec(TABLE), data=random_images())
-    model, examples = task.module, task.data.train
+    model, examples, criterion = task.module, task.data.train, torch.nn.CrossEntropyLoss()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
-    if private:
-        model = GradSampleModule(model)
-        noise, clip = PRIVACY["noise"], PRIVACY["clip"]
-        optimizer = DPOptimizer(optimizer, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=64)
+    if opacus is not None:
+        made = PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(examples.inputs, examples.targets), 64),
+            criterion=criterion,
+            noise_multiplier=PRIVACY["noise"],
+            max_grad_norm=PRIVACY["clip"],
+            poisson_sampling=False,
+            grad_sample_mode=opacus,
+        )
+        model, optimizer, criterion = (*made[:2], made[2] if opacus == "ghost" else criterion)
 
     def steps() -> None:
         for step in range(COHORT * (EXAMPLES // 64 + 1)):
             rows = slice(64 * step, 64 * (step + 1))
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(examples.inputs[rows]), examples.targets[rows]).backward()
+            criterion(model(examples.inputs[rows]), examples.targets[rows]).backward()
             optimizer.step()
 
     return steps
@@ -120,13 +128,15 @@ def main(cases: list[str], repetitions: int) -> None:
 def compare_with_opacus(example: Loop, state: Any, repetitions: int) -> None:
     torch.set_num_threads(1)  # as Keel trains
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # Opacus needs no gradient of the images
-    plain, private = opacus_steps(private=False), opacus_steps(private=True)
-    for steps in (plain, private):
+    plain = torch_steps(None)
+    private = {f"Opacus, {mode}": torch_steps(mode) for mode in ("hooks", "ghost")}
+    private["Keel"] = partial(seconds, example, state)
+    for steps in (plain, *private.values()):
         steps()
-    ratios: dict[str, list[tuple[float, float]]] = {"Opacus": [], "Keel": []}
+    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in private}
     for _ in range(repetitions):
         without = timed(plain)
-        for name, steps in (("Opacus", private), ("Keel", partial(seconds, example, state))):
+        for name, steps in private.items():
             times = timed(steps)
             ratios[name].append((times[0] / without[0], times[1] / without[1]))
     print("DP-SGD relative to plain steps of PyTorch")

@@ -16,7 +16,7 @@ from keel.core.mechanisms import Sender
 from keel.models import build as build_model
 from keel.models.normalisation import group_norm
 from keel.privacy.examples import PrivateGradient
-from keel.privacy.layers import Convolution, Linear, is_layered, layer_by_layer, whole_model
+from keel.privacy.layers import Convolution, Layered, Linear, Stored, is_layered, layer_by_layer, whole_model
 from keel.runs.build import build, make_task
 
 EXAMPLES = 6
@@ -126,13 +126,14 @@ LAYERED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     ),
     "channels": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 24, 3),
-            nn.Tanh(),
-            nn.Conv2d(24, 30, (3, 5), padding=(1, 0), bias=False),
-            nn.Tanh(),
-            nn.Conv2d(30, 24, 3, padding=1),
+            nn.Conv2d(3, 64, 3),
+            nn.Tanh(),  # 6 x 6 pixels
+            nn.Conv2d(64, 64, (3, 5), padding=(1, 0)),
+            nn.Tanh(),  # 6 x 2
+            nn.Conv2d(64, 64, (5, 2), padding=(0, 1), bias=False),
+            nn.Tanh(),  # 2 x 3
             nn.Flatten(),
-            nn.Linear(288, 5),
+            nn.Linear(384, 5),
         ),
         images,
     ),
@@ -181,6 +182,9 @@ def test_gradients_by_layer_are_those_of_the_whole_model(name: str) -> None:
     factors = torch.rand(EXAMPLES)
     losses, by_layer = layer_by_layer(model, per_example_cross_entropy, point, inputs, targets)
     expected, whole = whole_model(model, per_example_cross_entropy, point, inputs, targets)
+    if name == "channels":
+        assert isinstance(by_layer, Layered)
+        assert [type(layer) for layer in by_layer.layers] == [Stored, Convolution, Convolution, Linear]
     assert torch.allclose(losses, expected, rtol=1e-4)
     assert torch.allclose(by_layer.norms, whole.norms, rtol=1e-4)
     assert torch.allclose(by_layer.weighted_sum(factors), whole.weighted_sum(factors), rtol=1e-3, atol=1e-5)
@@ -244,7 +248,7 @@ def convolution(scale: float = 1.0, of_outputs: float = 1.0) -> tuple[Convolutio
     inputs, outputs = torch.randn(4, 16, 4, 4), torch.randn(4, 16, 4, 4)
     patches = F.unfold(inputs.double(), 3, padding=1)
     expected = torch.einsum("nop,nkp->nok", outputs.double().flatten(2), patches) * scale * of_outputs
-    return Convolution(layer, layer.weight.detach(), inputs * scale, outputs * of_outputs), expected
+    return Convolution(layer, inputs * scale, outputs * of_outputs), expected
 
 
 @pytest.mark.parametrize(("scale", "of_outputs"), [(1.0, 1.0), (1e25, 1e-25), (1e-25, 1e25), (1e18, 1e-30)])
@@ -260,10 +264,42 @@ def test_the_norm_of_a_convolution_is_never_too_small() -> None:
     outputs = torch.randn(200, 16, 2, 2, generator=torch.Generator().manual_seed(0))
     outputs -= outputs.mean((2, 3), keepdim=True)
     inputs = torch.rand(200, 16, 1, 1, generator=torch.Generator().manual_seed(1)).expand(200, 16, 4, 4)
-    computed = Convolution(layer, layer.weight.detach(), inputs, outputs).squares
+    computed = Convolution(layer, inputs, outputs).squares
     patches = F.unfold(inputs.double(), 3)
     exact = torch.einsum("nop,nkp->nok", outputs.double().flatten(2), patches).square().sum((1, 2))
     assert (computed >= exact).all()
+
+
+@pytest.mark.parametrize("width", [64, 512, 2048])
+def test_the_norm_of_a_convolution_with_many_channels_is_never_too_small(width: int) -> None:
+    """Sums of equal numbers, whose rounding has one direction."""
+    layer = nn.Conv2d(width, width, 3, bias=False)
+    inputs, outputs = torch.full((1, width, 3, 3), 0.7481283), torch.full((1, width, 1, 1), 0.8841109)
+    inputs[0, 0, 0, 0] = outputs[0, 0, 0, 0] = 1
+    assert Convolution(layer, inputs, outputs).squares.sqrt() >= inputs.double().norm() * outputs.double().norm()
+
+
+def test_a_bias_whose_gradients_cancel_keeps_the_clipping_norm() -> None:
+    """Inputs of 0, a bias, and a normalisation, below which the gradients of an image sum to zero but for rounding."""
+    torch.manual_seed(8)
+    norm = nn.GroupNorm(128, 128, affine=False)
+    network = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1), norm, nn.Flatten(), nn.Linear(128 * 9, 1, bias=False))
+    model, mechanism = FlatModel(network), PrivateGradient(clip=0.5, noise=0.0, batch=1, layered=True)
+    inputs, targets = torch.zeros(1, 128, 3, 3), torch.tensor([1e8])
+
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets) ** 2
+
+    _, gradient = mechanism.gradient(model, squared, model.weights, inputs, targets, Sender(0, 1, 2), 0)
+    assert gradient.double().norm() <= 0.5 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1e-3, 1e-4])
+def test_a_huge_input_with_a_tiny_gradient_is_scaled_without_rounding(norm: float) -> None:
+    layer, expected = convolution(1e36, 1e-3)
+    total = layer.weighted_sums(norm / layer.squares.sqrt().float())[0]
+    clipped = norm * expected / expected.flatten(1).norm(dim=1)[:, None, None]
+    assert torch.allclose(total.flatten(1).double(), clipped.sum(0), rtol=1e-4, atol=1e-6 * norm)
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_of_a_convolution() -> None:
