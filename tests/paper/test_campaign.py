@@ -141,6 +141,14 @@ def test_a_campaign_stops_at_its_budget_and_continues(tmp_path: Path, monkeypatc
     assert [line.partition(",")[0] for line in lines] == ["ladder: digits", "ladder: digits"]
 
 
+def test_the_runs_of_one_seed_come_before_those_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a campaign that is stopped leaves methods with equal seeds."""
+    started = list[int]()
+    monkeypatch.setattr("keel.paper.execution.run_jobs", lambda jobs, quiet: started.extend(j.spec.seed for j in jobs))
+    assert not run_parts([PART.model_copy(update={"trials": None})], tmp_path, quiet=True)
+    assert started == [0, 0, 1, 1]
+
+
 def test_the_campaign_contains_every_recipe_with_runs() -> None:
     with_runs = [name for name, recipe in all_recipes().items() if any(part.methods for part in recipe.desktop)]
     assert sorted(campaign_order()) == sorted(with_runs)

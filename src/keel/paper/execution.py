@@ -84,7 +84,8 @@ def run_parts(
             return False
         searches = {file: search for file, search in searches.items() if search.missing()}
     specs = [spec for part in parts for specs in plan_runs(part, index, seeds).specs.values() for spec in specs]
-    for batch in _batches([index.job(spec) for spec in index.unfinished(specs)], until):
+    in_order = sorted(index.unfinished(specs), key=lambda spec: spec.seed)  # methods are compared seed by seed
+    for batch in _batches([index.job(spec) for spec in in_order], until):
         run_jobs(batch, quiet)
     return not RunIndex(out, reported).unfinished(specs)
 
