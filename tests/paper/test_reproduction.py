@@ -37,7 +37,7 @@ def test_the_tables_of_the_documents_come_from_the_results(tool: ModuleType) -> 
 
 def test_texts_contain_no_typed_measurements() -> None:
     texts = tomllib.loads((ROOT / "tools" / "reproduction.toml").read_text())
-    settings = r"\b(?:alpha|tau|C) = (?:1/C|\d[\d.]*)|1/C|CIFAR-100?"
+    settings = r"\b(?:alpha|tau|C) = (?:1/C|\d[\d.]*)|1/C|CIFAR-100?|\b\d+ clients"
     for name, text in {**texts["remarks"], "head": texts["head"]}.items():
         rest = re.sub(settings, "", re.sub(r"\{[^}]+\}", "", text))
         assert re.findall(r"\d\S*", rest) == [], name
