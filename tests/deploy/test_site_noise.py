@@ -11,7 +11,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: the extra flower")
 
 from keel.deploy import messages
 from keel.deploy.site_errors import PolicyRefusal
-from keel.deploy.site_noise import clip_and_add_noise, report_norm
+from keel.deploy.site_noise import clip_and_add_noise
+from keel.privacy.clipping import joint_norm
 from tests.deploy.policies import write_policy
 from tests.deploy.requests import ask, node_with
 
@@ -33,7 +34,7 @@ def train(policy: Path, state: Path) -> torch.Tensor:
 def test_all_tensors_of_a_report_are_clipped_together() -> None:
     report = {"delta": torch.tensor([3.0, 0.0]), "c": torch.tensor([[4.0]])}
     clipped = clip_and_add_noise(report, 1.0, 0.0)
-    assert report_norm(clipped) == pytest.approx(1.0)
+    assert joint_norm(clipped) == pytest.approx(1.0)
     assert clipped["c"].item() == pytest.approx(0.8)
     assert clip_and_add_noise(report, 6.0, 0.0)["delta"].tolist() == [3.0, 0.0]
 

@@ -1,6 +1,7 @@
 """What the server reports about its sites: idle ones, outliers, missing evaluations, changed data; and where."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,13 +172,20 @@ def test_a_training_whose_last_round_has_an_outlier_has_finished(federation: InP
     assert keel("deploy", "status", str(federation.folder / "run")).code == 3
 
 
+def sixty_times_at(site: int) -> Callable[[Any], Any]:
+    """Data of which one site has each example sixty times."""
+
+    def data(node: Any) -> Any:
+        inputs, labels = site_examples(node["site"])
+        return (inputs.repeat(60, 1), labels.repeat(60)) if node["site"] == site else (inputs, labels)
+
+    return data
+
+
 def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_states_far_more_examples(
     federation: InProcessFederation,
 ) -> None:
-    def repeated(node: Any) -> Any:
-        inputs, labels = site_examples(node["site"])
-        return (inputs.repeat(60, 1), labels.repeat(60)) if node["site"] == 1 else (inputs, labels)
-
+    repeated = sixty_times_at(1)
     with pytest.raises(KeelError, match="site 1: it states more than 20 times as many examples"):
         federation(data=repeated, rounds=1, federation__on_outlier="stop", **EVERYONE)
     assert not (federation.folder / "run").exists()
@@ -188,10 +196,7 @@ def test_a_training_that_stops_at_an_outlier_does_not_start_with_a_site_that_sta
 def test_a_training_that_stops_at_an_outlier_does_not_accept_a_later_site_that_states_far_more_examples(
     federation: InProcessFederation,
 ) -> None:
-    def repeated(node: Any) -> Any:
-        inputs, labels = site_examples(node["site"])
-        return (inputs.repeat(60, 1), labels.repeat(60)) if node["site"] == 2 else (inputs, labels)
-
+    repeated = sixty_times_at(2)
     options: dict[str, Any] = {"data": repeated, "federation__on_outlier": "stop", **EVERYONE}
     federation(rounds=1, federation__sites=2, **options)
     with pytest.raises(KeelError, match="site 2: it states more than 20 times as many examples"):

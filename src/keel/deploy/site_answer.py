@@ -15,11 +15,11 @@ from keel.deploy.request_fields import request_record
 from keel.deploy.site_audit import is_recorded, record, record_refusal
 from keel.deploy.site_errors import RequestTimeout, reason_of
 from keel.deploy.site_limits import memory_limit, time_limit
-from keel.deploy.site_noise import report_norm
 from keel.deploy.site_policy import APP, Policy, policy_of
 from keel.deploy.state_folder import state_folder
 from keel.deploy.versions import installed_versions
 from keel.errors import KeelError
+from keel.privacy.clipping import joint_norm
 
 MAX_SPEC = 2**16
 """Characters of the settings that the audit log has at most: a server can send any text."""
@@ -81,4 +81,4 @@ def _settings(spec: str, state: Path) -> dict[str, str]:
 def _norm(content: RecordDict) -> float | None:
     """Return the norm of the report as it leaves; None if there is no report."""
     tensors = messages.unpack_request(content) if messages.TENSORS in content else {}
-    return report_norm(tensors) if tensors else None
+    return joint_norm(tensors) if tensors else None

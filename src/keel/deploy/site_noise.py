@@ -3,17 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from keel.algorithms.base import ClientState, Message
 from keel.core.mechanisms import Sender
 from keel.deploy.site_errors import PolicyRefusal
+from keel.privacy.clipping import joint_norm
 from keel.privacy.noise import secret_noise
-
-
-def report_norm(report: Message) -> float:
-    """Return the Euclidean norm of all tensors of a report together."""
-    return float(sum(torch.linalg.vector_norm(tensor.double()) ** 2 for tensor in report.values()) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ def clip_and_add_noise(report: Message, clip_norm: float, noise: float) -> Messa
     """
     if not all(tensor.is_floating_point() for tensor in report.values()):
         raise unclippable()
-    norm = report_norm(report)
+    norm = joint_norm(report)
     if not np.isfinite(norm):
         raise ValueError("the report is not finite")
     scale = min(1.0, clip_norm / norm) if norm else 1.0
